@@ -1,0 +1,171 @@
+"""What is known about a pool at one moment: counters, usage, participants, and what a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+
+def _add_maps(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {k: a.get(k, 0) + b.get(k, 0) for k in sorted(a.keys() | b.keys())}
+
+
+def _add_lists(a: list[int], b: list[int]) -> list[int]:
+    if len(a) < len(b):
+        a, b = b, a
+    return [x + (b[i] if i < len(b) else 0) for i, x in enumerate(a)]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since the region was formatted; they only grow. lookups == hits + sum(misses.values()).
+
+    Latencies are histograms of calls: element i counts the calls that took [2**i, 2**(i+1)) nanoseconds.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    stored: int = 0
+    present: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+    evictions: int = 0
+    reaped: int = 0
+    scrub_bad: int = 0
+    load_latency: list[int] = field(default_factory=list)
+    lookup_latency: list[int] = field(default_factory=list)
+    store_latency: list[int] = field(default_factory=list)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the looked-up blocks that were served; 0.0 before the first lookup."""
+        return self.hits / self.lookups if self.lookups else 0.0
+
+    def __add__(self, other: Counters) -> Counters:
+        sums: dict[str, object] = {}
+        for f in fields(self):
+            a, b = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(a, dict):
+                sums[f.name] = _add_maps(a, b)
+            elif isinstance(a, list):
+                sums[f.name] = _add_lists(a, b)
+            else:
+                sums[f.name] = a + b
+        return Counters(**sums)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceUsage:
+    """One namespace that a region knows, and what it holds of it."""
+
+    digest: str  # hex
+    description: dict[str, object]
+    block_bytes: int
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """One host's shard."""
+
+    host: int
+    node_name: str
+    state: str
+    epoch: int
+    incarnation: int
+    heartbeat: int
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    slots_total: int
+    slots_free: int
+    extents_total: int
+    extents_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How full a region is. `used_bytes` counts the slots that hold a block, padding included."""
+
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    slots_total: int
+    slots_free: int
+    extents_total: int
+    extents_free: int
+    hosts: list[HostUsage]
+    namespaces: list[NamespaceUsage]
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantInfo:
+    """A process that is or was attached to a region."""
+
+    host: int
+    index: int
+    role: str
+    pid: int
+    generation: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReapReport:
+    """What was cleaned up after processes that died without saying goodbye."""
+
+    dead: int
+    freed: int
+    republished: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptReport:
+    """What became of the slots of a shard that changed its owner."""
+
+    kept: int
+    freed: int
+    republished: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What a scrub pass found; `next_slot` is where the next pass goes on (0 after the last slot)."""
+
+    checked: int
+    bad: int
+    next_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """What a check of a region's structure found. `problems` is empty for a clean region."""
+
+    problems: list[str]
+    totals: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One slot that is not free, as `kvpool dump` shows it. `key` is the first 12 hex digits only."""
+
+    host: int
+    extent: int
+    slot: int
+    state: str
+    count: int
+    participant: int
+    generation: int
+    key: str
+    length_bytes: int
+    namespace_index: int
+    flags: int
+    header_ok: bool
+    age: int
