@@ -1,0 +1,103 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where the engine's environment and other downloads lie: outside the checkout, so that a fresh clone finds them again.
+export KVPOOL_CACHE_DIR ?= $(or $(HOME),/root)/.cache/kvpool
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
+NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
+NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE))
+QUICK := tests/unit tests/property tests/format tests/crash
+# Suites that do not exist yet are left out, not an error.
+existing = $(wildcard $(1))
+TIDY_DIR := build/tidy
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- environment -----------------------------------------------------------------------------------------------------------------
+
+.PHONY: setup dev system hooks
+setup: $(VENV)/.installed ## install what is missing: system packages (as root), .venv, the native part
+dev: setup hooks ## setup, and the pre-commit hooks
+
+system:
+	@PYTHON=$(PYTHON) .ci/system
+
+$(BIN)/python: | system
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("kvpool needs Python 3.10 or newer, $(PYTHON) is %d.%d; choose another: make PYTHON=python3.12 setup" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+# Editable and without isolation: Python changes need nothing, a C++ change recompiles its own file only.
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(NATIVE) | $(BIN)/python
+	@$(BIN)/pip install -q 'scikit-build-core>=0.11' 'nanobind>=2.2'
+	@echo "building the native part"
+	@$(BIN)/pip install -q --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+hooks: $(VENV)/.installed
+	@$(BIN)/pre-commit install
+
+# --- everyday --------------------------------------------------------------------------------------------------------------------
+
+.PHONY: fmt check check-python check-native check-tests test test-engine test-slow demo bench clean distclean
+fmt: $(VENV)/.installed ## format Python and C++
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+	@clang-format -i $(NATIVE_TEXT)
+
+check: check-python check-native check-tests ## ruff, mypy, clang-format, clang-tidy, warnings, layers, _native.pyi
+
+check-python: $(VENV)/.installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+check-native: $(VENV)/.installed
+	@clang-format --dry-run -Werror $(NATIVE_TEXT)
+	@$(BIN)/python -c 'import nanobind; print(nanobind.cmake_dir())' >/dev/null
+	@cmake -S . -B $(TIDY_DIR) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DKVPOOL_WERROR=ON \
+		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
+	@printf '%s\n' $(NATIVE_UNITS) | xargs -P 2 -n 1 clang-tidy --quiet -p $(TIDY_DIR)
+
+check-tests: $(VENV)/.installed
+	@$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/test_native_stub.py
+
+test: $(VENV)/.installed ## the quick suites: no root, network, cluster, engine or GPU
+	@$(BIN)/pytest -m 'not engine and not slow and not gpu' $(call existing,$(QUICK))
+
+test-slow: $(VENV)/.installed ## the long form of the quick suites
+	@$(BIN)/pytest --timeout=1800 -m 'slow and not engine and not gpu' $(call existing,$(QUICK))
+
+test-engine: $(VENV)/.installed ## real vLLM engines over one pool
+	@$(BIN)/pytest --timeout=900 -m 'engine and not gpu' tests/engine
+
+demo: $(VENV)/.installed ## two vLLM engines share one pool; SMALL=1 for the short form
+	@$(BIN)/python demo/run.py
+
+bench: $(VENV)/.installed ## load, store and lookup against memcpy of the same buffers
+	@$(BIN)/python tests/bench/run.py
+
+# --- portability -----------------------------------------------------------------------------------------------------------------
+
+.PHONY: wheels-check check-aarch64
+wheels-check: $(VENV)/.installed ## build, install and test under each Python from 3.10 to 3.13 found here
+	@.ci/wheels
+
+check-aarch64: ## compile the native part for aarch64 (objects only)
+	@.ci/system --aarch64
+	@.ci/aarch64
+
+clean: ## remove what was built
+	rm -rf build dist demo.json
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## and the environment
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
