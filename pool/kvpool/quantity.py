@@ -1,0 +1,71 @@
+"""Amounts of bytes as manifests write them: 64Gi, 1.5Ti, 500M, 4096."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+BINARY_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
+# Kubernetes writes a lower-case k; a capital K can mean nothing else, so both are read.
+DECIMAL_UNITS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+UNITS = {"": 1, **BINARY_UNITS, **DECIMAL_UNITS}
+
+# The same pattern stands in the CRD, so that both refuse the same texts.
+PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?$"
+BYTES_MAX = (1 << 63) - 1  # what the region format and the CRD's int64 can hold
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?")
+_NEARLY = re.compile(r"\s*([0-9]+(?:[.,][0-9]+)?)\s*([kmgtp])i?(?:b|bytes?)?\s*", re.IGNORECASE)
+
+
+def parse_quantity(value: object) -> int:
+    """The bytes that `value` means.
+
+    Raises:  ValueError with a sentence that says what to write instead.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{_shown(value)} is not a quantity; {_advice(str(value))}")
+    if isinstance(value, int):
+        amount = Decimal(value)
+    else:
+        match = _QUANTITY.fullmatch(value)
+        if match is None:
+            raise ValueError(f"{_shown(value)} is not a quantity; {_advice(value)}")
+        amount = Decimal(match[1]) * UNITS[match[2] or ""]
+    if amount <= 0:
+        raise ValueError(f"{_shown(value)} is not more than zero; write a size like 64Gi.")
+    if amount != amount.to_integral_value():
+        raise ValueError(f"{_shown(value)} is not a whole number of bytes; use a smaller unit.")
+    if amount > BYTES_MAX:
+        raise ValueError(f"{_shown(value)} is more than {format_quantity(1 << 62)} and cannot be addressed.")
+    return int(amount)
+
+
+def format_quantity(count_bytes: int) -> str:
+    """The shortest exact way to write `count_bytes`: 64Gi, 500M, or the plain number."""
+    for units in (BINARY_UNITS, DECIMAL_UNITS):
+        for unit in reversed(units):
+            if unit != "K" and count_bytes and count_bytes % units[unit] == 0:
+                return f"{count_bytes // units[unit]}{unit}"
+    return str(count_bytes)
+
+
+def human_bytes(count_bytes: float) -> str:
+    """A rounded amount for people: 63.9 GiB. Never for anything that is read back."""
+    amount = float(count_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _advice(text: str) -> str:
+    nearly = _NEARLY.fullmatch(text)
+    number, letter = (nearly[1].replace(",", "."), nearly[2].upper()) if nearly else ("64", "G")
+    example = f"{number}{letter}i (binary) or {number}{letter.replace('K', 'k')} (decimal)"
+    return f"write {example}." if nearly else f"write a number with a unit, like {example}."
