@@ -1,0 +1,121 @@
+"""Carrying out a plan: regions are made completely or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kvpool.errors import KvpoolError, MediumUnavailable
+from kvpool.provision.observe import look_at
+from kvpool.provision.plan import Action, Await, ExistingRegion, Format, Shape, refusals
+
+AWAIT_POLL_S = 0.2
+
+Progress = Callable[[str, int, int], None]  # tier, bytes done, bytes in all
+
+
+class Regions(Protocol):
+    """What is needed of regions: kvpool.provision.real_regions, or a test's stand-in."""
+
+    def inspect(self, path: Path) -> ExistingRegion:
+        """The valid region at `path`. Raises: RegionError."""
+
+    def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
+        """Make a region at `path`, which may exist and be blank."""
+
+
+@dataclass
+class _Undo:
+    """What to take back when a later tier fails: no half-made pool stays behind."""
+
+    made: list[Path] = field(default_factory=list)
+    grown: list[tuple[Path, int]] = field(default_factory=list)
+
+    def run(self) -> None:
+        for path in self.made:
+            path.unlink(missing_ok=True)
+        for path, size in self.grown:
+            os.truncate(path, 0)
+            os.truncate(path, size)
+
+
+def apply(actions: Sequence[Action], regions: Regions, progress: Progress) -> None:
+    """Make the regions that a plan asks for.
+
+    Raises:  what the plan refuses, before anything is changed; MediumUnavailable when a medium turns out
+             full. All that was made by then is taken back.
+    """
+    refused = refusals(actions)
+    if refused is not None:
+        raise refused
+    undo = _Undo()
+    try:
+        for action in actions:
+            if isinstance(action, Format):
+                _format(action, regions, progress, undo)
+    except BaseException:
+        undo.run()
+        raise
+
+
+def _format(action: Format, regions: Regions, progress: Progress, undo: _Undo) -> None:
+    def report(done: int, total: int) -> None:
+        progress(action.tier, done, total)
+
+    try:
+        if action.in_place:
+            if action.path.is_file():
+                undo.grown.append((action.path, action.path.stat().st_size))
+            regions.format(action.path, action.shape, force=False, progress=report)
+        else:
+            # Under another name first: a process that is killed while it fills a file leaves no half-made
+            # region behind, only a file that the next start removes.
+            making = action.path.with_name(action.path.name + ".making")
+            making.unlink(missing_ok=True)
+            undo.made.append(making)
+            regions.format(making, action.shape, force=False, progress=report)
+            os.rename(making, action.path)
+            undo.made.append(action.path)
+    except OSError as error:
+        raise _medium_error(action, error) from None
+
+
+def _medium_error(action: Format, error: OSError) -> KvpoolError:
+    name = f'tier "{action.tier}": {action.path}'
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MediumUnavailable(
+            f"{name}: no space left while the region was made, so it was removed again. "
+            "Free some space, or lower the capacity."
+        )
+    return MediumUnavailable(f"{name}: {error.strerror}. The unfinished region was removed again.")
+
+
+def await_host_zero(
+    actions: Sequence[Action],
+    regions: Regions,
+    waiting: Callable[[str], None],
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until host 0 has formatted the shared tiers.
+
+    Raises:  MediumUnavailable when it has not until `deadline`.
+    """
+    for action in actions:
+        if not isinstance(action, Await):
+            continue
+        name = f'tier "{action.tier}"'
+        waiting(f"{name}: waiting for host 0 to format {action.path}")
+        while look_at(action.path, regions.inspect).region is None:
+            if clock() >= deadline:
+                raise MediumUnavailable(
+                    f"{name}: host 0 has not formatted {action.path} in time. Host 0 makes the regions of "
+                    "shared tiers: run 'kvpool up -f ... --host 0' first, or wait longer with --timeout."
+                )
+            sleep(AWAIT_POLL_S)

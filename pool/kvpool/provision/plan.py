@@ -1,0 +1,297 @@
+"""What is to be done so that a pool's regions exist: pure, from the manifest and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvpool.errors import FormatVersionError, GeometryError, KvpoolError, MediumUnavailable, RegionError
+from kvpool.paths import is_device_path, region_path
+from kvpool.quantity import format_quantity, human_bytes
+from kvpool.spec import PoolSpec, TierSpec
+
+ALIGN_BYTES = 4096
+ALIGN_LARGE_BYTES = 2 << 20  # one huge page, the smallest piece of a DAX device that can be mapped
+DEFAULT_MIN_BLOCK_BYTES = 16384
+MAGIC = b"kvpool01"  # layout.h kMagic, as the first bytes of a region
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What two regions must agree on to be interchangeable for a manifest."""
+
+    capacity_bytes: int
+    hosts: int
+    coherence: str
+    min_block_bytes: int
+    extent_bytes: int | None = None  # None: left to the region
+    align_bytes: int = ALIGN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingRegion:
+    """A valid region that is there already."""
+
+    uuid: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is at a tier's path. All sizes in bytes."""
+
+    kind: Literal["missing", "no-folder", "folder", "file", "device", "other"]
+    size_bytes: int = 0  # of the file or device
+    allocated_bytes: int = 0  # what the file already takes from its medium
+    free_bytes: int = 0  # what the medium can still give
+    medium_bytes: int = 0  # what the medium could give if it were empty
+    medium_name: str = ""  # for messages: tmpfs, ext4, device
+    medium_id: str = ""  # tiers with the same one take their space from the same place
+    readable: bool = True
+    writable: bool = True
+    read_only: bool = False  # the file system, not the permission
+    huge_pages: bool = False  # hugetlbfs
+    blank: bool = True  # nothing but zeros where a region or other data would begin
+    first_bytes: bytes = b""
+    region: ExistingRegion | None = None
+    problem: KvpoolError | None = None  # why the region there cannot be read
+
+    @property
+    def looks_like_region(self) -> bool:
+        """Whether what is there was a region once: a damaged one, or of another version."""
+        return self.first_bytes.startswith(MAGIC) or isinstance(self.problem, FormatVersionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Make a region. `replace`: a blank file or a device is there and is formatted in place."""
+
+    tier: str
+    path: Path
+    shape: Shape
+    in_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The region that is there fits; its blocks stay."""
+
+    tier: str
+    path: Path
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Host 0 formats shared tiers; wait until it has."""
+
+    tier: str
+    path: Path
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An optional tier that cannot be had."""
+
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A tier that cannot be had as declared."""
+
+    tier: str
+    error: KvpoolError
+
+
+Action = Format | Keep | Await | Skip | Refuse
+
+
+def wanted_shape(spec: PoolSpec, tier: TierSpec) -> Shape:
+    """The region that the manifest asks for."""
+    path = region_path(spec, tier, 0)
+    large = tier.huge_pages or is_device_path(path)
+    return Shape(
+        capacity_bytes=tier.capacity_bytes,
+        hosts=spec.shards(tier),
+        coherence=tier.coherence_mode,
+        min_block_bytes=tier.min_block_bytes or DEFAULT_MIN_BLOCK_BYTES,
+        extent_bytes=tier.extent_bytes,
+        align_bytes=ALIGN_LARGE_BYTES if large else ALIGN_BYTES,
+    )
+
+
+def in_this_version(tier: TierSpec) -> str | None:
+    """None when `tier` can be provisioned here, else why not."""
+    if tier.medium in ("GPU", "SSD"):
+        return f"{tier.medium} tiers are not in this version of kvpool"
+    if tier.source and tier.source.device_class:
+        return "source.deviceClass needs the operator, and is not in this version of kvpool; use source.path"
+    return None
+
+
+def plan(spec: PoolSpec, host: int, found: Mapping[str, Found]) -> list[Action]:
+    """One action a tier, in order. `found` has an entry for each tier that is in this version."""
+    if host >= spec.hosts:
+        numbers = "0" if spec.hosts == 1 else f"0 to {spec.hosts - 1}"
+        error = GeometryError(
+            f'host {host} is not in pool "{spec.name}": spec.hosts is {spec.hosts}, so hosts are {numbers}. '
+            "Nothing was changed. Use one of them, or raise spec.hosts (this needs new regions)."
+        )
+        return [Refuse(spec.tiers[0].name, error)]
+    actions = [_tier_action(spec, index, host, found) for index in range(len(spec.tiers))]
+    if all(isinstance(action, Skip) for action in actions):
+        reasons = " ".join(f'Tier "{a.tier}": {a.reason}.' for a in actions if isinstance(a, Skip))
+        error = GeometryError(f'pool "{spec.name}" has no tier that can be used here. {reasons}')
+        return [Refuse(spec.tiers[0].name, error)]
+    return [*actions, *_too_much_together(actions, found)]
+
+
+def refusals(actions: Sequence[Action]) -> KvpoolError | None:
+    """All that is refused, as one error; None when nothing is."""
+    errors = [action.error for action in actions if isinstance(action, Refuse)]
+    if len(errors) <= 1:
+        return errors[0] if errors else None
+    return type(errors[0])("\n".join(str(error) for error in errors))
+
+
+def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Found]) -> Action:
+    tier = spec.tiers[index]
+    missing = in_this_version(tier)
+    if missing:
+        advice = "Take the tier out, or set optional: true to start without it."
+        error = MediumUnavailable(
+            f'spec.tiers[{index}] "{tier.name}": {missing}. Nothing was changed. {advice}'
+        )
+        return Skip(tier.name, missing) if tier.optional else Refuse(tier.name, error)
+    path, wanted, here = region_path(spec, tier, host), wanted_shape(spec, tier), found[tier.name]
+    if here.region:
+        differences = list(_differences(index, wanted, here.region.shape))
+        if differences:
+            return Refuse(tier.name, GeometryError(_misfit(spec, tier, path, differences)))
+        if here.writable:
+            return Keep(tier.name, path, here.region.uuid)
+    problem = _obstacle(tier, index, path, wanted, here, formats=host == 0 or not tier.shared)
+    if problem is None:
+        if tier.shared and host != 0:
+            return Await(tier.name, path, wanted)
+        return Format(tier.name, path, wanted, in_place=here.kind != "missing")
+    # An optional tier may be missing; data that is in the way, or a wrong size, is a mistake all the same.
+    if tier.optional and isinstance(problem, MediumUnavailable):
+        return Skip(tier.name, str(problem))
+    return Refuse(tier.name, problem)
+
+
+def _differences(index: int, wanted: Shape, there: Shape) -> Iterator[tuple[str, str, str]]:
+    """(field of the manifest, what it says, what the region has)"""
+    if wanted.capacity_bytes != there.capacity_bytes:
+        field = f"spec.tiers[{index}].capacity"
+        yield field, format_quantity(wanted.capacity_bytes), format_quantity(there.capacity_bytes)
+    if wanted.hosts != there.hosts:
+        yield "spec.hosts", str(wanted.hosts), str(there.hosts)
+    if wanted.coherence != there.coherence:
+        yield f"spec.tiers[{index}].coherence", wanted.coherence, there.coherence
+    if wanted.min_block_bytes != there.min_block_bytes:
+        field = f"spec.tiers[{index}].minBlockSize"
+        yield field, format_quantity(wanted.min_block_bytes), format_quantity(there.min_block_bytes)
+
+
+def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[str, str, str]]) -> str:
+    said = ", ".join(f"{field} is {wanted}, the region has {there}" for field, wanted, there in differences)
+    back = ", ".join(f"{field}: {there}" for field, _, there in differences)
+    return (
+        f'tier "{tier.name}": the region {path} was made with other sizes: {said}. Nothing was changed. '
+        f"To keep its blocks write {back}; to give them up, run 'kvpool down {spec.name} --delete' first."
+    )
+
+
+def _obstacle(
+    tier: TierSpec, index: int, path: Path, wanted: Shape, here: Found, *, formats: bool
+) -> KvpoolError | None:
+    """Why the tier's region cannot be made or used, None when it can."""
+    name = f'tier "{tier.name}": {path}'
+    unchanged = "Nothing was changed."
+    if here.kind == "no-folder":
+        return MediumUnavailable(
+            f"{name}: the folder {path.parent} does not exist. {unchanged} Make or mount it."
+        )
+    if here.kind == "folder":
+        return MediumUnavailable(
+            f"{name} is a folder; expected a file or device. {unchanged} Write {path}/{tier.name}."
+        )
+    if here.kind == "other":
+        return MediumUnavailable(
+            f"{name} is neither a file nor a DAX device. {unchanged} Write another source.path."
+        )
+    if here.kind == "missing" and is_device_path(path):
+        return MediumUnavailable(
+            f"{name}: no such device. {unchanged} 'daxctl list' shows those of this machine; "
+            "a device in another mode is switched with 'daxctl reconfigure-device --mode=devdax'."
+        )
+    if here.read_only:
+        return MediumUnavailable(
+            f"{name} lies on a read-only file system. {unchanged} Remount it for writing."
+        )
+    if not here.writable or not here.readable:
+        what = "reading and writing" if here.kind != "missing" else f"new files in {path.parent}"
+        return MediumUnavailable(f"{name}: no permission for {what}. {unchanged} Give it to this user.")
+    if here.problem is not None and here.looks_like_region:
+        return type(here.problem)(str(here.problem))
+    if here.kind in ("file", "device") and not here.blank and here.region is None:
+        begins = f" (it begins with {here.first_bytes[:8].hex(' ')})" if here.first_bytes else ""
+        return RegionError(
+            f"{name} holds data that is not a kvpool region{begins}. {unchanged} "
+            f"If nobody needs it, erase it with 'kvpool format {path} --capacity "
+            f"{format_quantity(wanted.capacity_bytes)} --force'."
+        )
+    if tier.huge_pages and not here.huge_pages:
+        return MediumUnavailable(
+            f"{name}: hugePages is true, but the file would lie on {here.medium_name}. {unchanged} "
+            "Write a source.path on a hugetlbfs mount, or hugePages: false."
+        )
+    return _too_small(name, index, wanted, here) if formats else None
+
+
+def _too_small(name: str, index: int, wanted: Shape, here: Found) -> KvpoolError | None:
+    capacity, field = wanted.capacity_bytes, f"spec.tiers[{index}].capacity"
+    asked = f"{name}: {field} is {format_quantity(capacity)}"
+    lower = "Nothing was changed. Lower the capacity, or use a larger medium."
+    if here.kind == "device":
+        if capacity > here.size_bytes:
+            return MediumUnavailable(
+                f"{asked}, but the device has {format_quantity(here.size_bytes)}. {lower}"
+            )
+        return None
+    if capacity > here.medium_bytes:
+        has = human_bytes(here.medium_bytes)
+        return MediumUnavailable(f"{asked}, but the whole medium ({here.medium_name}) has {has}. {lower}")
+    if capacity - here.allocated_bytes > here.free_bytes:
+        has = human_bytes(here.free_bytes)
+        return MediumUnavailable(
+            f"{asked}, but only {has} are free on the medium ({here.medium_name}). Nothing was changed. "
+            "Free some space, or lower the capacity."
+        )
+    return None
+
+
+def _too_much_together(actions: Sequence[Action], found: Mapping[str, Found]) -> Iterator[Refuse]:
+    """Tiers that fit one by one, but not all on the medium that they share."""
+    sharing: dict[str, list[Format]] = {}
+    for action in actions:
+        if isinstance(action, Format) and found[action.tier].kind != "device":
+            sharing.setdefault(found[action.tier].medium_id, []).append(action)
+    for formats in sharing.values():
+        needed = sum(f.shape.capacity_bytes - found[f.tier].allocated_bytes for f in formats)
+        free = max(found[f.tier].free_bytes for f in formats)
+        if needed > free and len(formats) > 1:
+            names = " and ".join(f'"{f.tier}"' for f in formats)
+            medium = found[formats[0].tier].medium_name
+            error = MediumUnavailable(
+                f"tiers {names} need {human_bytes(needed)} together, but the medium that they share "
+                f"({medium}) has {human_bytes(free)} free. Nothing was changed. Lower their capacities."
+            )
+            yield Refuse(formats[0].tier, error)
