@@ -1,0 +1,232 @@
+"""The daemon's loop: which chore is due when, what happens when one fails, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvpool.daemon import snapshot
+from kvpool.daemon.chores import DaemonRegion, KeepFree, Scrub
+from kvpool.daemon.lock import DaemonLock
+from kvpool.errors import FencedError
+from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
+from kvpool.spec import PoolSpec, TierSpec
+
+log = logging.getLogger("kvpool.daemon")
+
+HEARTBEAT_S = 1.0
+KEEP_FREE_S = 0.25
+REAP_S = 1.0
+SCRUB_S = 1.0
+REPORT_S = 2.0
+RETRY_S_MAX = (
+    60.0  # a chore that fails is tried again after 1, 2, 4, ... of its periods, at most this long after
+)
+
+Attach = Callable[[TierSpec, Path, int], DaemonRegion]
+
+
+@dataclass
+class Chore:
+    """Something to do every `period_s` seconds. A failure is logged once, then retried ever more rarely."""
+
+    name: str
+    period_s: float
+    run: Callable[[], object]
+    due: float = 0.0
+    failures: int = 0
+    problem: str = ""
+
+    def attempt(self, now: float) -> None:
+        try:
+            self.run()
+        except Exception as error:  # the daemon outlives whatever a medium does
+            self.failures += 1
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self.problem:
+                log.warning("chore_failed chore=%s error=%r", self.name, problem)
+            self.problem = problem
+            self.due = now + min(
+                self.period_s * 2.0 ** min(self.failures, 16), max(RETRY_S_MAX, self.period_s)
+            )
+            if isinstance(error, FencedError):
+                self.due = now + RETRY_S_MAX  # another host owns the shard; only the arbiter can change that
+            return
+        if self.problem:
+            log.info("chore_recovered chore=%s failures=%d", self.name, self.failures)
+        self.failures, self.problem = 0, ""
+        self.due = now + self.period_s
+
+
+@dataclass
+class OpenTier:
+    """A tier whose region this daemon looks after."""
+
+    tier: TierSpec
+    path: Path
+    region: DaemonRegion
+    keep_free: KeepFree
+    scrub: Scrub
+
+
+@dataclass
+class Daemon:
+    """The chores of one host of one pool."""
+
+    spec: PoolSpec
+    host: int
+    tiers: list[OpenTier]
+    skipped: dict[str, str] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    chores: list[Chore] = field(init=False)
+    started_at: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.chores = [chore for opened in self.tiers for chore in self._chores_of(opened)]
+        self.chores.append(Chore("report", REPORT_S, self.report))
+
+    def _chores_of(self, opened: OpenTier) -> list[Chore]:
+        name, region = opened.tier.name, opened.region
+
+        def reap() -> None:
+            done = region.reap()
+            if done.dead:
+                log.info(
+                    "reaped tier=%s dead=%d freed=%d republished=%d",
+                    name,
+                    done.dead,
+                    done.freed,
+                    done.republished,
+                )
+
+        def scrub() -> None:
+            done = opened.scrub.run()
+            if done.bad:
+                log.warning("scrub_found tier=%s bad=%d; those blocks are misses now", name, done.bad)
+
+        return [
+            Chore(f"heartbeat/{name}", HEARTBEAT_S, region.heartbeat),
+            Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run),
+            Chore(f"reap/{name}", REAP_S, reap),
+            Chore(f"scrub/{name}", SCRUB_S, scrub),
+        ]
+
+    def step(self) -> float:
+        """Do what is due; returns the seconds until the next chore is."""
+        now = self.clock()
+        for chore in self.chores:
+            if chore.due <= now:
+                chore.attempt(now)
+        return max(0.0, min(chore.due for chore in self.chores) - self.clock())
+
+    def report(self) -> None:
+        """Write what is known into the pool's folder, completely or not at all."""
+        path = report_path(self.spec.name, self.host)
+        making = path.with_suffix(".making")
+        making.write_text(json.dumps(self.report_object()) + "\n")
+        os.replace(making, path)
+
+    def report_object(self) -> dict[str, Any]:
+        snapshots = []
+        for opened in self.tiers:
+            taken = snapshot.take(opened.tier, opened.path, self.host, opened.region)
+            if taken.usage.blocks:
+                opened.scrub.block_bytes = taken.usage.used_bytes // taken.usage.blocks
+            snapshots.append(taken)
+        return {
+            **snapshot.pool_object(self.spec.name, snapshots),
+            "host": self.host,
+            "node_name": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_at": round(self.started_at, 3),
+            "updated_at": round(time.time(), 3),
+            "ready": True,
+            "skipped_tiers": self.skipped,
+            "scrub": {
+                opened.tier.name: {
+                    "checked": opened.scrub.checked,
+                    "bad": opened.scrub.bad,
+                    "rounds": opened.scrub.rounds,
+                    "next_slot": opened.scrub.next_slot,
+                }
+                for opened in self.tiers
+            },
+            "problems": [f"{chore.name}: {chore.problem}" for chore in self.chores if chore.problem],
+        }
+
+    def close(self) -> None:
+        for opened in self.tiers:
+            opened.region.close()
+
+
+def serve(
+    spec: PoolSpec,
+    host: int,
+    skipped: dict[str, str],
+    *,
+    ready: Callable[[], None],
+    attach: Attach | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Look after the regions of `host` until SIGTERM or SIGINT. `ready` is called when all tiers are open.
+
+    Threads: the main thread only, because it takes the signals (unless `stop` is given).
+    Raises:  RegionBusyError when this host has a daemon already; KvpoolError when a tier cannot be opened.
+    """
+    ensure_pool_dir(spec.name)
+    with ExitStack() as closing:
+        lock = DaemonLock(daemon_lock_path(spec.name, host))
+        closing.callback(lock.close)
+        ending = stop or _stop_on_signals(closing)
+        daemon = Daemon(
+            spec, host, _open_tiers(spec, host, skipped, attach or attach_region, closing), skipped
+        )
+        daemon.report()
+        log.info(
+            "ready pool=%s host=%d tiers=%s", spec.name, host, ",".join(t.tier.name for t in daemon.tiers)
+        )
+        ready()
+        while not ending.wait(daemon.step()):
+            pass
+        log.info("stopping pool=%s host=%d", spec.name, host)
+        report_path(spec.name, host).unlink(missing_ok=True)
+
+
+def _stop_on_signals(closing: ExitStack) -> threading.Event:
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(number, lambda *_: ending.set())
+        closing.callback(signal.signal, number, before)
+    return ending
+
+
+def _open_tiers(
+    spec: PoolSpec, host: int, skipped: dict[str, str], attach: Attach, closing: ExitStack
+) -> list[OpenTier]:
+    opened = []
+    for tier in spec.tiers:
+        if tier.name in skipped:
+            continue
+        path = region_path(spec, tier, host)
+        region = attach(tier, path, spec.shard_of(tier, host))
+        closing.callback(region.close)
+        opened.append(OpenTier(tier, path, region, KeepFree(region, spec.eviction), Scrub(region, SCRUB_S)))
+        log.info("tier_opened tier=%s path=%s", tier.name, path)
+    return opened
+
+
+def attach_region(tier: TierSpec, path: Path, shard: int) -> DaemonRegion:
+    """The region at `path`, attached as the daemon of its shard."""
+    from kvpool.region import Region  # late: what only reads manifests and reports needs no compiled part
+
+    return Region.attach(path, host=shard, role="daemon", node_name=socket.gethostname())

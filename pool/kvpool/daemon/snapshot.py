@@ -1,0 +1,99 @@
+"""What is known of a pool at one moment: the daemon's report and `kvpool status` show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvpool.report import Counters, NamespaceUsage, ParticipantInfo, Usage
+from kvpool.spec import TierSpec
+
+
+class ReadableRegion(Protocol):
+    """What a snapshot needs of a region."""
+
+    def usage(self) -> Usage: ...
+    def counters(self) -> Counters: ...
+    def participants(self) -> list[ParticipantInfo]: ...
+    def namespaces(self) -> list[NamespaceUsage]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TierSnapshot:
+    """One region of a tier. `host` is None for the region that all hosts share."""
+
+    name: str
+    medium: str
+    path: str
+    host: int | None
+    coherence: str
+    usage: Usage
+    counters: Counters
+    participants: list[ParticipantInfo]
+    namespaces: list[NamespaceUsage]
+
+    def to_object(self) -> dict[str, Any]:
+        usage = asdict(self.usage)
+        namespaces, shards = usage.pop("namespaces"), usage.pop("hosts")
+        return {
+            "name": self.name,
+            "medium": self.medium,
+            "path": self.path,
+            "host": self.host,
+            "coherence": self.coherence,
+            **usage,
+            "evictions": self.counters.evictions,
+            "lookups": self.counters.lookups,
+            "hits": self.counters.hits,
+            "shards": shards,
+            "namespaces": namespaces,
+        }
+
+
+def take(tier: TierSpec, path: Path, host: int, region: ReadableRegion) -> TierSnapshot:
+    """A snapshot of the region of `tier` that `host` uses."""
+    return TierSnapshot(
+        name=tier.name,
+        medium=tier.medium,
+        path=str(path),
+        host=None if tier.shared else host,
+        coherence=tier.coherence_mode,
+        usage=region.usage(),
+        counters=region.counters(),
+        participants=region.participants(),
+        namespaces=region.namespaces(),
+    )
+
+
+def totals(tiers: Iterable[TierSnapshot]) -> Counters:
+    """The counters of all tiers together."""
+    total = Counters()
+    for tier in tiers:
+        total += tier.counters
+    return total
+
+
+def pool_object(name: str, tiers: list[TierSnapshot]) -> dict[str, Any]:
+    """The pool's numbers as `kvpool status --output json` prints them; keys are only ever added."""
+    counters = totals(tiers)
+    return {
+        "name": name,
+        "tiers": [tier.to_object() for tier in tiers],
+        "lookups": counters.lookups,
+        "hits": counters.hits,
+        "hit_rate": round(counters.hit_rate, 6),
+        "misses": counters.misses,
+        "stored": counters.stored,
+        "present": counters.present,
+        "declined": counters.declined,
+        "evictions": counters.evictions,
+        "bytes_loaded": counters.bytes_loaded,
+        "bytes_stored": counters.bytes_stored,
+        "reaped": counters.reaped,
+        "scrub_bad": counters.scrub_bad,
+        "participants": [
+            {"tier": tier.name, **asdict(participant)} for tier in tiers for participant in tier.participants
+        ],
+    }
