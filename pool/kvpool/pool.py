@@ -1,0 +1,230 @@
+"""The pool: the tiers of one KVPool, in order, as one store of blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from kvpool.buffers import Blocks, Pages, to_native
+from kvpool.errors import KvpoolError, MediumUnavailable
+from kvpool.keys import KeyBatch
+from kvpool.outcomes import (
+    CODE_BY_REASON,
+    HIT,
+    PRESENT,
+    REASON_BY_CODE,
+    STORED,
+    LoadResult,
+    LookupResult,
+    MissReason,
+    StoreResult,
+)
+from kvpool.paths import default_host, manifest_path, pool_names, region_path
+from kvpool.region import Region, Role
+from kvpool.report import Counters
+from kvpool.spec import PoolSpec
+from kvpool.tiers.base import Tier
+from kvpool.tiers.mapped import MappedTier
+
+log = logging.getLogger(__name__)
+
+_NEVER_STORED = CODE_BY_REASON[MissReason.NEVER_STORED]
+_WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
+_MAPPED = ("DRAM", "CXL")
+_NAMESPACES_FRESH_S = 5.0  # how long an answer to "is this namespace known?" is good: it only names the reason of a miss
+
+
+class Pool:
+    """Blocks in and out of all tiers of one KVPool, for one process on one host.
+
+    Threads: any thread may call; copies run without the GIL. Two running calls must not share a buffer.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], name: str = "") -> None:
+        if not tiers:
+            raise KvpoolError(f"pool {name}: no tier can be opened here; it needs at least one DRAM or CXL tier")
+        self.name = name
+        self.tiers: tuple[Tier, ...] = tuple(tiers)
+        self._strangers: dict[bytes, tuple[float, bool]] = {}
+
+    @classmethod
+    def open(cls, target: str | Path | PoolSpec, *, host: int | None = None, role: Role = "engine") -> Pool:
+        """Attaches to the tiers of a pool that `kvpool up` or the operator has provisioned.
+
+        `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this process's host (shard of shared tiers), by
+        default KVPOOL_HOST or 0.
+
+        Raises: ManifestError, MediumUnavailable (a tier that is not optional cannot be opened), RegionError.
+        """
+        spec = target if isinstance(target, PoolSpec) else _spec_of(target)
+        host = default_host() if host is None else host
+        if not 0 <= host < spec.hosts:
+            raise KvpoolError(
+                f"pool {spec.name}: host {host} does not exist; the manifest has spec.hosts: {spec.hosts}. Set KVPOOL_HOST to 0..{spec.hosts - 1}."
+            )
+        tiers: list[Tier] = []
+        try:
+            for t in spec.tiers:
+                try:
+                    if t.medium not in _MAPPED:
+                        raise MediumUnavailable(f"tier {t.name}: medium {t.medium} is not in this version")
+                    path = region_path(spec, t, host)
+                    region = Region.attach(path, host=spec.shard_of(t, host), role=role)
+                except KvpoolError as e:
+                    if not t.optional:
+                        raise
+                    log.warning("tier_skipped pool=%s tier=%s reason=%s", spec.name, t.name, e)
+                    continue
+                tiers.append(MappedTier(t.name, t.medium, t.shared, region))
+            return cls(tiers, spec.name)
+        except BaseException:
+            for tier in tiers:
+                tier.close()
+            raise
+
+    def close(self) -> None:
+        """Leaves all tiers."""
+        for tier in self.tiers:
+            tier.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def lookup(self, keys: KeyBatch, *, count: bool = False) -> LookupResult:
+        """Which of `keys` are in any tier. Result: one reason a key, None = found. No side effects unless `count`.
+
+        A hit is no promise: the block may be evicted before it is loaded, which is then a miss.
+        """
+        codes = self.tiers[0].lookup(keys).codes
+        for tier in self.tiers[1:]:
+            missing = [i for i, c in enumerate(codes) if c != HIT]
+            if not missing:
+                break
+            codes = _merge(codes, missing, tier.lookup(keys.select(missing)).codes)
+        codes = self._name_strangers(keys, codes)
+        if count:
+            hits = codes.count(HIT)
+            self.tiers[0].record(len(codes), hits, _reasons(codes))
+        return LookupResult(codes)
+
+    def load(self, keys: KeyBatch, out: Blocks, *, count: bool = True) -> LoadResult:
+        """Copy the payloads of `keys` into `out`, each one verified.
+
+        Shapes:  n keys, len(out) == n; each block writable and exactly namespace.block_bytes, as one buffer, a list of pieces, or `Pages`.
+        Result:  reasons[i] is None on a hit; on a miss out[i] holds garbage and must not be used. Units: bytes.
+        Threads: any; the GIL is released while copying; two running calls must not share a buffer.
+        Raises:  BufferShapeError, before anything is copied. Never for a miss, a full tier or a dead tier.
+        Source:  DESIGN 4.4; PROTOCOL 2.
+        """
+        first = self.tiers[0].load(keys, out)
+        codes, loaded = first.codes, first.bytes_loaded
+        served = [codes.count(HIT)]
+        for tier in self.tiers[1:]:
+            missing = [i for i, c in enumerate(codes) if c != HIT]
+            if not missing:
+                break
+            part = tier.load(keys.select(missing), _select(out, missing))
+            codes = _merge(codes, missing, part.codes)
+            served.append(part.hit_count)
+            loaded += part.bytes_loaded
+        codes = self._name_strangers(keys, codes)
+        if count:
+            self.tiers[0].record(len(codes) - sum(served[1:]), served[0], _reasons(codes))
+            for tier, hits in zip(self.tiers[1:], served[1:]):
+                if hits:
+                    tier.record(hits, hits)
+        return LoadResult(codes, loaded)
+
+    def store(self, keys: KeyBatch, blocks: Blocks) -> StoreResult:
+        """Store the blocks that are not there yet, in every tier: the upper ones serve fast, the shared ones serve other hosts.
+
+        Shapes:  as `load`, but read-only buffers will do.
+        Result:  a block is stored (None), present before (None, counted in present_count), or declined with a reason. A full tier evicts.
+        Threads: any; the GIL is released while copying.
+        Raises:  BufferShapeError, before anything is copied; NamespaceError when a block is larger than an extent.
+        Source:  DESIGN 4.3; PROTOCOL 1.
+        """
+        to_native(blocks, len(keys), keys.namespace.block_bytes, writable=False)  # all tiers or none
+        codes = self.tiers[0].store(keys, blocks).codes
+        for tier in self.tiers[1:]:
+            codes = bytes(map(_better_store, codes, tier.store(keys, blocks).codes))
+        return StoreResult(codes)
+
+    def record_misses(self, reason: MissReason, count: int) -> None:
+        """Counts blocks that the caller did not load, so that the hit rate is over all blocks that could have been served."""
+        if count > 0:
+            self.tiers[0].record(count, 0, {reason: count})
+
+    def counters(self) -> Counters:
+        """Totals of all processes on all hosts, since the tiers were formatted."""
+        total = Counters()
+        for tier in self.tiers:
+            total = total + tier.counters()
+        return total
+
+    def _name_strangers(self, keys: KeyBatch, codes: bytes) -> bytes:
+        """Says wrong-namespace instead of never-stored where the pool knows the model, but not with this namespace."""
+        if _NEVER_STORED in codes and self._is_stranger(keys):
+            return codes.replace(bytes([_NEVER_STORED]), bytes([_WRONG_NAMESPACE]))
+        return codes
+
+    def _is_stranger(self, keys: KeyBatch) -> bool:
+        digest, now = keys.namespace.digest, time.monotonic()
+        asked, stranger = self._strangers.get(digest, (0.0, False))
+        if asked and now - asked < _NAMESPACES_FRESH_S:
+            return stranger
+        try:
+            known = {d: n for tier in self.tiers for d, n in tier.known_namespaces().items()}
+        except KvpoolError:  # a tier that fails gives its own reason to its blocks
+            known = {}
+        stranger = digest.hex() not in known and any(n.get("model") == keys.namespace.model for n in known.values())
+        self._strangers[digest] = (now, stranger)
+        return stranger
+
+
+def _spec_of(target: str | Path) -> PoolSpec:
+    path = Path(target)
+    if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
+        return PoolSpec.from_file(path)
+    kept = manifest_path(str(target))
+    if not kept.is_file():
+        running = ", ".join(pool_names()) or "none"
+        raise MediumUnavailable(
+            f"pool {target}: no pool of this name on this machine (there are: {running}). Start it with 'kvpool up -f pool.yaml', or give the path of "
+            "its manifest."
+        )
+    return PoolSpec.from_file(kept)
+
+
+def _select(blocks: Blocks, indices: Sequence[int]) -> Blocks:
+    if isinstance(blocks, Pages):
+        return Pages(blocks.layout, [blocks.block_ids[i] for i in indices])
+    return [blocks[i] for i in indices]
+
+
+def _merge(codes: bytes, missing: Sequence[int], later: bytes) -> bytes:
+    """What a later tier says of the missing ones; "never stored" there does not hide a better reason from above."""
+    merged = bytearray(codes)
+    for i, code in zip(missing, later):
+        if code != _NEVER_STORED:
+            merged[i] = code
+    return bytes(merged)
+
+
+def _better_store(a: int, b: int) -> int:
+    """Stored anywhere is stored, else present anywhere is present, else the first reason."""
+    if STORED in (a, b):
+        return STORED
+    return PRESENT if PRESENT in (a, b) else a
+
+
+def _reasons(codes: bytes) -> dict[MissReason, int]:
+    counts = Counter(codes)
+    return {r: n for c, n in counts.items() if (r := REASON_BY_CODE[c]) is not None}

@@ -1,0 +1,481 @@
+"""A region: the formatted bytes of one tier, found, formatted and attached (DESIGN 4). Only this module and `keys`, `buffers` know the native core."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from kvpool import _native
+from kvpool.buffers import Blocks, to_native
+from kvpool.errors import GeometryError, MediumUnavailable, RegionBusyError
+from kvpool.keys import KeyBatch, Namespace
+from kvpool.outcomes import REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
+from kvpool.paths import runtime_dir
+from kvpool.report import (
+    AdoptReport,
+    Counters,
+    FsckReport,
+    HostUsage,
+    NamespaceUsage,
+    ParticipantInfo,
+    ReapReport,
+    ScrubReport,
+    SlotInfo,
+    Usage,
+)
+
+Role = Literal["engine", "daemon", "tool"]
+Coherence = Literal["hardware", "software"]
+Progress = Callable[[int, int], None]
+
+_ROLES: dict[str, int] = {"engine": 1, "daemon": 2, "tool": 3}
+_ROLE_NAMES = {v: k for k, v in _ROLES.items()}
+_SLOT_STATES = ("free", "writing", "stored", "lent")
+_ALLOCATE_STEP_BYTES = 64 << 20  # small enough that progress is seen, large enough that the calls do not count
+_FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
+FORMAT_VERSION: int = _native.FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a region is formatted for. Sizes in bytes; `hosts` shards of equal size, one a host.
+
+    `extent_bytes` None: a 64th of a shard. `align_bytes` None: what the medium needs. Blocks smaller than `min_block_bytes` waste the rest.
+    """
+
+    capacity_bytes: int
+    hosts: int = 1
+    extent_bytes: int | None = None
+    min_block_bytes: int = 16384
+    participants: int = 64
+    namespaces: int = 256
+    align_bytes: int | None = None
+    coherence: Coherence = "hardware"
+
+    def _arguments(self, path: str) -> dict[str, int | bool]:
+        return {
+            "region_bytes": self.capacity_bytes,
+            "hosts": self.hosts,
+            "slot_bytes_min": self.min_block_bytes,
+            "extent_bytes": self.extent_bytes or 0,
+            "participants": self.participants,
+            "namespaces": self.namespaces,
+            "align_bytes": self.align_bytes or medium_align(path),
+            "hardware_coherent": self.coherence == "hardware",
+        }
+
+    def plan(self, path: str | Path = "/dev/null") -> dict[str, int | str]:
+        """The sizes that a region of this geometry would have. Raises GeometryError when they do not fit."""
+        plan: dict[str, int | str] = _native.plan(**self._arguments(str(path)))
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """What a region's superblock says."""
+
+    path: str
+    uuid: str
+    format_version: int
+    capacity_bytes: int
+    hosts: int
+    coherence: str
+    min_block_bytes: int
+    extent_bytes: int
+    extents: int
+    slots_per_extent: int
+    align_bytes: int
+    participants: int
+    namespaces: int
+    superblock_copies_ok: int
+    created_unix_s: int
+
+
+def _info(path: str, d: dict[str, int | str]) -> RegionInfo:
+    n = {k: v for k, v in d.items() if isinstance(v, int)}
+    return RegionInfo(
+        path=path,
+        uuid=str(d["uuid"]),
+        format_version=n["format_version"],
+        capacity_bytes=n["region_bytes"],
+        hosts=n["host_count"],
+        coherence=str(d["coherence"]),
+        min_block_bytes=n["slot_bytes_min"],
+        extent_bytes=n["extent_payload_bytes"],
+        extents=n["extent_count"],
+        slots_per_extent=n["slots_per_extent"],
+        align_bytes=n["align_bytes"],
+        participants=n["participant_count"],
+        namespaces=n["namespace_count"],
+        superblock_copies_ok=n["superblock_copies_right"],
+        created_unix_s=n["created_unix_s"],
+    )
+
+
+def medium_align(path: str) -> int:
+    """The alignment in bytes that mappings of this medium need: 4 KiB for files, more for huge pages and DAX devices."""
+    try:
+        st = os.stat(path)
+        if stat.S_ISCHR(st.st_mode):
+            dax = Path(f"/sys/dev/char/{os.major(st.st_rdev)}:{os.minor(st.st_rdev)}/align")
+            return int(dax.read_text()) if dax.exists() else 2 << 20
+        return max(4096, os.statvfs(path).f_bsize) if stat.S_ISREG(st.st_mode) else 4096
+    except OSError:
+        parent = os.path.dirname(path) or "."
+        return max(4096, os.statvfs(parent).f_bsize) if os.path.isdir(parent) else 4096
+
+
+def default_lock_path(path: str | Path) -> str:
+    """The node-local file whose locks say which participants live: the region's own file, or one in the runtime directory for a device."""
+    path = os.path.realpath(path)
+    if not os.path.exists(path) or not stat.S_ISCHR(os.stat(path).st_mode):
+        return path
+    locks = runtime_dir() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    lock = locks / path.strip("/").replace("/", "-")
+    lock.touch(exist_ok=True)
+    return str(lock)
+
+
+def boot_id() -> bytes:
+    """16 bytes that change with every boot of this machine."""
+    try:
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def _os_error(path: str, e: OSError, doing: str) -> MediumUnavailable:
+    hints = {
+        errno.ENOSPC: "Free space there, or lower the tier's capacity.",
+        errno.EACCES: "Give this user permission to write there, or choose another path.",
+        errno.EPERM: "Give this user permission to write there, or choose another path.",
+        errno.EROFS: "The filesystem is read-only; mount it writable or choose another path.",
+        errno.ENOENT: "Create the folder first, or correct the path.",
+        errno.EFBIG: "The filesystem or a limit (ulimit -f) does not allow files of this size.",
+    }
+    return MediumUnavailable(f"region {path}: cannot {doing}: {e.strerror}. Nothing was changed. {hints.get(e.errno or 0, 'Check the medium.')}")
+
+
+def _allocate(path: str, capacity_bytes: int, preallocate: bool, progress: Progress | None) -> None:
+    """Makes a new file of zeros; leaves no file behind when it fails."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+    except OSError as e:
+        raise _os_error(path, e, "be created") from e
+    try:
+        os.ftruncate(fd, capacity_bytes)
+        for done in range(0, capacity_bytes if preallocate else 0, _ALLOCATE_STEP_BYTES):
+            os.posix_fallocate(fd, done, min(_ALLOCATE_STEP_BYTES, capacity_bytes - done))
+            if progress is not None:
+                progress(min(done + _ALLOCATE_STEP_BYTES, capacity_bytes), capacity_bytes)
+    except OSError as e:
+        os.unlink(path)
+        raise _os_error(path, e, f"get {capacity_bytes} bytes") from e
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+class Region:
+    """One process's attachment to a region, as a participant of one host.
+
+    Threads: all methods may be called from any thread; calls that copy or wait release the GIL. A child process after fork must attach for itself.
+    """
+
+    def __init__(self, native: _native.Region, path: str) -> None:
+        self._native = native
+        self.path = path
+        self.info = _info(path, native.superblock())
+        self._namespaces: dict[bytes, int] = {}
+        self._finalizer = weakref.finalize(self, native.close)
+
+    # -- making and finding ---------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def format(
+        path: str | Path,
+        geometry: Geometry,
+        *,
+        force: bool = False,
+        preallocate: bool = True,
+        progress: Progress | None = None,
+    ) -> RegionInfo:
+        """Makes an empty region. A file is created, or replaced with `force`; a device keeps its size.
+
+        Raises: RegionBusyError when there is a region already (without `force`) or somebody uses it, GeometryError, MediumUnavailable. Nothing
+        is changed then. `progress(done_bytes, total_bytes)` is called while memory is allocated.
+        """
+        path = os.fspath(path)
+        arguments = geometry._arguments(path)
+        _native.plan(**arguments)  # sizes first: a wrong one must not leave a file behind
+        zeroed = False
+        if os.path.exists(path):
+            if not os.access(path, os.R_OK | os.W_OK):
+                raise _os_error(path, OSError(errno.EACCES, os.strerror(errno.EACCES)), "be opened")
+            mode = os.stat(path).st_mode
+            if _native.looks_formatted(path) and not force:
+                raise RegionBusyError(f"region {path}: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.")
+            if stat.S_ISREG(mode):
+                size = os.path.getsize(path)
+                if size and not force:
+                    raise RegionBusyError(
+                        f"region {path}: the file exists and is not a kvpool region ({size} bytes). Nothing was changed. "
+                        "Choose another path, or overwrite it with 'kvpool format --force'."
+                    )
+                _native.ensure_unused(path, default_lock_path(path))
+                Region._require_space(path, geometry.capacity_bytes if preallocate else 0, reuse=os.stat(path).st_blocks * 512)
+                os.unlink(path)
+        if not os.path.exists(path):
+            Region._require_space(path, geometry.capacity_bytes if preallocate else 0, reuse=0)
+            _allocate(path, geometry.capacity_bytes, preallocate, progress)
+            zeroed = True
+        try:
+            _native.format(path=path, lock_path=default_lock_path(path), force=force, zeroed=zeroed, **arguments)
+        except BaseException:
+            if zeroed:
+                os.unlink(path)
+            raise
+        return Region.inspect(path)
+
+    @staticmethod
+    def _require_space(path: str, need_bytes: int, reuse: int) -> None:
+        parent = os.path.dirname(path) or "."
+        try:
+            fs = os.statvfs(parent)
+        except OSError as e:
+            raise _os_error(path, e, "be created") from e
+        free = fs.f_bavail * fs.f_frsize + reuse
+        if need_bytes > free:
+            raise MediumUnavailable(
+                f"region {path}: no space left: {need_bytes} bytes are needed and {free} are free in {parent}. Nothing was changed. "
+                "Free space there, or lower the tier's capacity."
+            )
+
+    @staticmethod
+    def inspect(path: str | Path) -> RegionInfo:
+        """What the superblock says. Changes nothing. Raises SuperblockError, FormatVersionError, GeometryError, MediumUnavailable."""
+        path = os.fspath(path)
+        return _info(path, _native.inspect(path))
+
+    @classmethod
+    def attach(
+        cls,
+        path: str | Path,
+        *,
+        host: int = 0,
+        role: Role = "engine",
+        node_name: str | None = None,
+        lock_path: str | Path | None = None,
+    ) -> Region:
+        """Joins as a participant of `host`: cleans up after processes of this host that died, then lookup, load and store work.
+
+        Raises: MediumUnavailable, SuperblockError, FormatVersionError, GeometryError (no such host), RegionBusyError (all entries taken).
+        """
+        path = os.fspath(path)
+        lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
+        node = node_name or os.environ.get("KVPOOL_NODE_NAME") or socket.gethostname()
+        return cls(_native.Region(path, host, _ROLES[role], False, lock, node, boot_id()), path)
+
+    @classmethod
+    def open_read_only(cls, path: str | Path, *, lock_path: str | Path | None = None) -> Region:
+        """Opens to look only: no participant entry is taken and nothing is written. For status, fsck, dump."""
+        path = os.fspath(path)
+        lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
+        return cls(_native.Region(path, 0, _ROLES["tool"], True, lock, "", b""), path)
+
+    def close(self) -> None:
+        """Leaves the region. Further calls raise RegionError."""
+        self._finalizer()
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def participant(self) -> int:
+        return self._native.participant
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The size of the whole region, directory included."""
+        return self.info.capacity_bytes
+
+    # -- blocks -------------------------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: KeyBatch) -> LookupResult:
+        """Which keys are stored, on any host. No side effects; counts nothing."""
+        return LookupResult(self._native.lookup(keys.packed))
+
+    def load(self, keys: KeyBatch, out: Blocks) -> LoadResult:
+        """Copies the payloads of `keys` into `out`, each one verified against its checksum. See `Pool.load`."""
+        b = to_native(out, len(keys), keys.namespace.block_bytes, writable=True)
+        return LoadResult(*self._native.load(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, keys.namespace.block_bytes))
+
+    def store(self, keys: KeyBatch, blocks: Blocks) -> StoreResult:
+        """Stores the blocks that are not there yet. See `Pool.store`."""
+        b = to_native(blocks, len(keys), keys.namespace.block_bytes, writable=False)
+        code, index = self._namespace_index(keys.namespace)
+        if code:
+            return StoreResult(bytes([code]) * len(keys))
+        return StoreResult(self._native.store(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, keys.namespace.block_bytes, index))
+
+    def _namespace_index(self, namespace: Namespace) -> tuple[int, int]:
+        index = self._namespaces.get(namespace.digest)
+        if index is not None:
+            return 0, index
+        description = json.dumps(namespace.describe(), separators=(",", ":"))
+        code, index = self._native.open_namespace(namespace.digest, namespace.block_bytes, description)
+        if code == 0:
+            self._namespaces[namespace.digest] = index
+        return code, index
+
+    def record(self, lookups: int, hits: int, misses: dict[MissReason, int] | None = None) -> None:
+        """Adds to this participant's counters: what became of `lookups` keys. lookups == hits + the sum of the misses."""
+        by_code = [(misses or {}).get(r, 0) if r is not None else 0 for r in REASON_BY_CODE]
+        self._native.record(lookups, hits, by_code)
+
+    # -- truth --------------------------------------------------------------------------------------------------------------------
+
+    def counters(self) -> Counters:
+        """Totals over all participants of all hosts since the region was formatted."""
+        c = self._native.counters()
+        reasons = [(i, r) for i, r in enumerate(REASON_BY_CODE) if r is not None]
+        return Counters(
+            lookups=c[0],
+            hits=c[1],
+            bytes_loaded=c[2],
+            bytes_stored=c[3],
+            stored=c[4],
+            present=c[5],
+            evictions=c[6],
+            reaped=c[7],
+            scrub_bad=c[8],
+            misses={r.value: c[16 + i] for i, r in reasons if c[16 + i]},
+            declined={r.value: c[32 + i] for i, r in reasons if c[32 + i]},
+            load_latency=[0] * _FIRST_BUCKET_LOG2 + c[48:72],
+            lookup_latency=[0] * _FIRST_BUCKET_LOG2 + c[72:96],
+            store_latency=[0] * _FIRST_BUCKET_LOG2 + c[96:112],
+        )
+
+    def usage(self) -> Usage:
+        """How full the region is, by a walk over all slot headers: about 10 ns a slot."""
+        hosts, namespaces = self._native.usage()
+        rows = [
+            HostUsage(
+                host=h["host"],
+                node_name=h["node_name"],
+                state="ready" if h["state"] else "never attached",
+                epoch=h["epoch"],
+                incarnation=h["incarnation"],
+                heartbeat=h["heartbeat"],
+                capacity_bytes=h["capacity_bytes"],
+                used_bytes=h["used_bytes"],
+                blocks=h["blocks"],
+                slots_total=h["slots"],
+                slots_free=h["slots_free"],
+                extents_total=h["extents"],
+                extents_free=h["extents_free"],
+            )
+            for h in hosts
+        ]
+        return Usage(
+            capacity_bytes=sum(h.capacity_bytes for h in rows),
+            used_bytes=sum(h.used_bytes for h in rows),
+            blocks=sum(h.blocks for h in rows),
+            slots_total=sum(h.slots_total for h in rows),
+            slots_free=sum(h.slots_free for h in rows),
+            extents_total=sum(h.extents_total for h in rows),
+            extents_free=sum(h.extents_free for h in rows),
+            hosts=rows,
+            namespaces=[
+                NamespaceUsage(n["digest"], _description(n["description"]), n["block_bytes"], n["blocks"], n["bytes"]) for n in namespaces
+            ],
+        )
+
+    def namespaces(self) -> list[NamespaceUsage]:
+        """The namespaces that the region knows, with what it holds of each. Walks over all slot headers."""
+        return self.usage().namespaces
+
+    def known_namespaces(self) -> dict[str, dict[str, object]]:
+        """Digest (hex) and description of the namespaces that the region knows, without counting their blocks."""
+        _, namespaces = self._native.usage(count_slots=False)
+        return {n["digest"]: _description(n["description"]) for n in namespaces}
+
+    def participants(self) -> list[ParticipantInfo]:
+        """Processes that are attached, and dead ones that nobody reaped yet. Liveness of other hosts' processes is only known there."""
+        return [
+            ParticipantInfo(host, index, _ROLE_NAMES.get(role, str(role)), pid, generation, alive)
+            for host, index, role, pid, generation, alive in self._native.participants()
+        ]
+
+    def dump(self) -> Iterator[SlotInfo]:
+        """Every slot that is not free."""
+        for host in range(self.info.hosts):
+            start = 0
+            while True:
+                rows, start = self._native.slots(host, start, 4096)
+                for h, extent, slot, state, count, participant, generation, key, length, ns, flags, header_ok, age in rows:
+                    yield SlotInfo(h, extent, slot, _SLOT_STATES[state], count, participant, generation, key, length, ns, flags, header_ok, age)
+                if start == 0:
+                    break
+
+    def check(self) -> FsckReport:
+        """Checks the structure; changes nothing, and may run beside living participants."""
+        problems, totals = self._native.check()
+        return FsckReport(list(problems), dict(totals))
+
+    @staticmethod
+    def fsck(path: str | Path) -> FsckReport:
+        """`check` of a region that is not attached."""
+        with Region.open_read_only(path) as region:
+            return region.check()
+
+    # -- upkeep (the daemon's) ------------------------------------------------------------------------------------------------------
+
+    def evict(self, used_fraction: float, blocks_max: int) -> int:
+        """Evicts this host's oldest blocks until at most `used_fraction` (0..1) of its shard is used, or `blocks_max` are gone."""
+        return self._native.evict(used_fraction, blocks_max)
+
+    def reap(self) -> ReapReport:
+        """Cleans up after processes of this host that died without saying goodbye."""
+        return ReapReport(*self._native.reap())
+
+    def heartbeat(self) -> None:
+        """Says that this host lives; also tells a new owner when this host lost its shard to it."""
+        self._native.heartbeat()
+        self._native.acknowledge_lost()
+
+    def scrub(self, *, start: int = 0, limit: int | None = None) -> ScrubReport:
+        """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged."""
+        return ScrubReport(*self._native.scrub(start, 2**63 if limit is None else limit))
+
+    def adopt(self, host: int, epoch: int) -> AdoptReport:
+        """Takes over the shard of `host`, whose processes are gone; `epoch` comes from the one arbiter (PROTOCOL 5).
+
+        Raises: FencedError when the epoch is not higher than every claim so far.
+        """
+        if not 0 <= host < self.info.hosts:
+            raise GeometryError(f"region {self.path}: host {host} does not exist; it was formatted for {self.info.hosts} host(s)")
+        return AdoptReport(*self._native.adopt(host, epoch))
+
+
+def _description(text: str) -> dict[str, object]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {"description": text}  # cut short to fit its row
+    return parsed if isinstance(parsed, dict) else {"description": text}

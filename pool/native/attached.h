@@ -1,0 +1,92 @@
+// Attached: one process's place in a region. Which host it is on, which participant it is, which shards its host owns.
+//
+// Everything in directory.h to adopt.h works on an Attached<M>, for any Memory M.
+#pragma once
+#include <cstring>
+
+#include "digest.h"
+#include "geometry.h"
+#include "memory.h"
+
+namespace kvp {
+
+struct Key {
+  uint64_t words[4];
+  // A key is a SHA-256, so any bits of it are as good as a hash: tag and both bucket numbers come from different words.
+  uint16_t tag() const {
+    const auto t = static_cast<uint16_t>(words[0] >> 48);
+    return t == 0 ? uint16_t{1} : t;
+  }
+  uint64_t bucket(uint32_t which, uint64_t bucket_count) const {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(words[1 + which]) * bucket_count >> 64);
+  }
+  bool operator==(const Key&) const = default;
+};
+static_assert(sizeof(Key) == kKeyBytes);
+
+inline Key key_at(const uint8_t* packed, uint64_t index) {
+  Key key;
+  std::memcpy(&key, packed + index * kKeyBytes, kKeyBytes);
+  return key;
+}
+
+struct Header {   // a slot header as it was loaded, and whether its checksum was right
+  SlotHeader h;
+  bool right;
+  SlotWord word() const { return {h.word}; }
+  Key key() const {
+    Key k;
+    std::memcpy(&k, h.key, kKeyBytes);
+    return k;
+  }
+};
+
+inline constexpr uint64_t kHeaderChecksumCovers = offsetof(SlotHeader, header_checksum);
+
+template <Memory M>
+class Attached {
+ public:
+  Attached(M memory, const Superblock& superblock, HostIndex host) : mem(memory), sb(superblock), self(host) {
+    for (uint32_t h = 0; h < sb.host_count; ++h) shards_[h] = ShardMap(sb, HostIndex{h});
+    owned_[to_int(self)] = true;
+  }
+  Attached(const Attached&) = delete;   // the ShardMaps point into this object
+  Attached& operator=(const Attached&) = delete;
+
+  const ShardMap& shard(HostIndex h) const { return shards_[to_int(h)]; }
+  const ShardMap& home() const { return shards_[to_int(self)]; }
+  uint32_t hosts() const { return sb.host_count; }
+
+  // Does this process's host write the owner's lines of this shard?
+  bool owns(HostIndex shard) const { return owned_[to_int(shard)]; }
+  void set_owned(HostIndex shard, bool owned) { owned_[to_int(shard)] = owned; }
+  // Must lines of this shard be invalidated before they are read? (PROTOCOL 2, last paragraph)
+  bool fresh(HostIndex shard) const { return !mem.coherent() && !owns(shard); }
+
+  SlotWord word_of(const ShardMap& s, SlotId slot) { return {mem.load_word(s.slot_header(slot))}; }
+  Header load_header(const ShardMap& s, SlotId slot) {
+    const Offset at = s.slot_header(slot);
+    Header header;
+    const Line line = mem.load_line(at);
+    std::memcpy(&header.h, &line, sizeof line);
+    header.right = line_checksum(&header.h, kHeaderChecksumCovers, at) == header.h.header_checksum;
+    return header;
+  }
+  SlotWord writing(SlotWord from) const { return from.next(SlotState::Writing, participant, generation); }
+  void count(uint32_t counter, uint64_t by = 1) {
+    if (by != 0) mem.add_word(home().counter(participant, counter), by);
+  }
+
+  M mem;
+  const Superblock sb;
+  const HostIndex self;
+  uint32_t participant = 0;
+  uint32_t generation = 0;
+  bool reaped_own = false;   // what earlier generations of our own participant entry left behind has been seen to
+
+ private:
+  ShardMap shards_[kMaxHosts];
+  bool owned_[kMaxHosts] = {};
+};
+
+}  // namespace kvp

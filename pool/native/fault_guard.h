@@ -1,0 +1,30 @@
+// Memory that turns bad under a reader (SIGBUS: poisoned line, truncated file) becomes a `false`, never a dead process.
+//
+// The guard is per thread. A fault outside a guard, or outside a mapped region, goes to the handler that was there before.
+#pragma once
+#include <csetjmp>
+
+namespace kvp {
+
+extern thread_local sigjmp_buf* t_fault_guard;
+void ensure_fault_handler();   // cheap; called when a guard is entered from outside, because another library may have replaced the handler
+
+template <class F>
+bool fault_guarded(F&& f) {
+  if (t_fault_guard != nullptr) {   // nested: the outer guard catches
+    f();
+    return true;
+  }
+  ensure_fault_handler();
+  sigjmp_buf here;
+  if (sigsetjmp(here, 0) != 0) {
+    t_fault_guard = nullptr;
+    return false;
+  }
+  t_fault_guard = &here;
+  f();
+  t_fault_guard = nullptr;
+  return true;
+}
+
+}  // namespace kvp

@@ -1,0 +1,128 @@
+// The change log of a shard: a ring of 8-byte records that say where to look, never what to believe. Source: PROTOCOL 7.
+//
+// Appended by processes of the owner host, followed by all others.
+#pragma once
+#include "attached.h"
+#include "error.h"
+
+namespace kvp {
+
+// The tail is only a hint: when it was damaged, put it behind the newest record of the ring.
+template <Memory M>
+void log_repair_tail(Attached<M>& a, const ShardMap& s) {
+  const uint64_t ring = s.superblock().log_record_count;
+  const uint64_t tail = a.mem.load_word(s.log_tail());
+  uint64_t next = 0;
+  for (uint64_t i = 0; i < ring; ++i) {
+    const uint64_t lap = LogRecord{a.mem.load_word(s.log_record(i))}.lap();
+    if (lap != 0 && (lap - 1) * ring + i + 1 > next) next = (lap - 1) * ring + i + 1;
+  }
+  a.mem.cas_word(s.log_tail(), tail, next);
+}
+
+// After the change itself is fenced. No number is taken before the record is written, so an appender that dies leaves no hole.
+template <Memory M>
+void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
+  M& m = a.mem;
+  const uint64_t ring = s.superblock().log_record_count;
+  // Only a damaged ring or tail makes this fail for long. A lost record makes a follower's replica stale, which is harmless: the load checks.
+  constexpr uint32_t kTriesBeforeRepair = 10000, kTries = 2 * kTriesBeforeRepair;
+  for (uint32_t i = 0; i < kTries; ++i) {
+    if (i == kTriesBeforeRepair) log_repair_tail(a, s);
+    const uint64_t tail = m.load_word(s.log_tail());                        // append.tail
+    const Offset at = s.log_record(tail);
+    const LogRecord seen{m.load_word(at)};                                  // append.look
+    const uint64_t lap = (tail / ring + 1) & LogRecord::kLapMask;
+    if (seen.lap() == lap) {                                                // somebody wrote it and has not moved the tail yet
+      m.cas_word(s.log_tail(), tail, tail + 1);                             // append.help
+      continue;
+    }
+    if (seen.lap() != ((lap - 1) & LogRecord::kLapMask)) continue;            // the tail moved under us
+    if (!m.cas_word(at, seen.raw, LogRecord::make(lap, hint, slot).raw)) continue;
+    KVP_STEP("append.record");
+    m.write_back(at, 8);
+    m.cas_word(s.log_tail(), tail, tail + 1);                               // may fail: then somebody helped
+    KVP_STEP("append.tail");
+    m.write_back(s.log_tail(), 8);
+    m.store_fence();
+    return;
+  }
+}
+
+// A follower's place in one shard's log.
+struct LogPosition {
+  uint64_t next = 0;
+  bool rescan = true;   // the first look, and after having been overtaken
+};
+
+// Calls look(slot) for every slot that changed since the last call, at most `limit` of them; the callee loads the header (fresh) and believes it.
+// Returns false when the caller must rescan all headers: start_rescan first, then look at every slot.
+template <Memory M, class Look>
+bool log_follow(Attached<M>& a, const ShardMap& s, LogPosition& position, uint32_t limit, Look look) {
+  M& m = a.mem;
+  const bool fresh = a.fresh(s.host());
+  const uint64_t ring = s.superblock().log_record_count;
+  constexpr uint32_t kRound = 32;
+  for (uint32_t done = 0; done < limit;) {
+    // All records of a round first, then all headers: the misses overlap. The headers come after the records (PROTOCOL 7, Follow).
+    if (fresh) {
+      m.invalidate(s.log_record(position.next), 8);
+      m.full_fence();
+    }
+    SlotId slots[kRound];
+    uint32_t n = 0;
+    while (n < kRound && done + n < limit) {
+      const Offset at = s.log_record(position.next);
+      if (n != 0 && fresh && at % kLineBytes == 0) break;   // the next line was not invalidated in this round
+      const LogRecord record{m.load_word(at)};                              // follow.record
+      const uint64_t lap = (position.next / ring + 1) & LogRecord::kLapMask;
+      const uint64_t ahead = (record.lap() - lap) & LogRecord::kLapMask;
+      if (ahead != 0 && ahead < LogRecord::kLapMask / 2) return position.rescan = true, false;   // overtaken
+      if (ahead != 0) break;                                                // nothing new
+      if (record.hint() == LogHint::Rescan) return position.rescan = true, false;
+      ++position.next;
+      if (s.contains(record.slot())) slots[n++] = record.slot();
+    }
+    if (n == 0) return true;
+    if (fresh) {
+      for (uint32_t i = 0; i < n; ++i) m.invalidate(s.slot_header(slots[i]), kLineBytes);
+      m.full_fence();
+    }
+    for (uint32_t i = 0; i < n; ++i) look(slots[i]);
+    done += n;
+  }
+  return true;
+}
+
+// The position is read before the headers: what is appended meanwhile is followed later.
+template <Memory M>
+void start_rescan(Attached<M>& a, const ShardMap& s, LogPosition& position) {
+  M& m = a.mem;
+  if (a.fresh(s.host())) {
+    m.invalidate(s.log_tail(), 8);
+    m.full_fence();
+  }
+  position.next = m.load_word(s.log_tail());                                // rescan.tail
+  position.rescan = false;
+}
+
+// Adopter: a lap beyond all that can have been written, so that no follower believes a record of the old owner. Lines are already fresh.
+template <Memory M>
+void log_take_over(Attached<M>& a, const ShardMap& s) {
+  M& m = a.mem;
+  const uint64_t ring = s.superblock().log_record_count;
+  uint64_t lap = m.load_word(s.log_tail()) / ring + 1;
+  for (uint64_t i = 0; i < ring; ++i) {
+    const uint64_t seen = LogRecord{m.load_word(s.log_record(i))}.lap();
+    if (seen > lap) lap = seen;
+  }
+  for (uint64_t i = 0; i < ring; ++i) m.store_word(s.log_record(i), LogRecord::make(lap + 1, LogHint::Rescan, SlotId{}).raw);
+  KVP_STEP("adopt.log.refill");
+  m.write_back(s.log_record(0), ring * 8);
+  m.store_fence();
+  m.store_word(s.log_tail(), (lap + 1) * ring);   // first position of lap + 2
+  m.write_back(s.log_tail(), 8);
+  m.store_fence();
+}
+
+}  // namespace kvp

@@ -1,0 +1,94 @@
+// The real Memory: a mapped region and the processor's own cache instructions, picked once at start.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "digest.h"
+#include "fault_guard.h"
+#include "memory.h"
+
+namespace kvp {
+
+using LineOp = void (*)(const void* line);
+struct CacheOps {
+  const char* write_back_name;
+  const char* invalidate_name;
+  LineOp write_back;    // CLWB, else CLFLUSHOPT, else CLFLUSH; aarch64 DC CVAC
+  LineOp invalidate;    // CLFLUSHOPT, else CLFLUSH (never CLWB: it may keep the line); aarch64 DC CIVAC
+};
+const CacheOps& cache_ops();
+
+class CpuMemory {
+ public:
+  CpuMemory(uint8_t* base, bool coherent) : base_(base), coherent_(coherent) {}
+
+  uint64_t load_word(Offset at) const { return __atomic_load_n(word(at), __ATOMIC_ACQUIRE); }
+  uint16_t load_half(Offset at) const { return __atomic_load_n(reinterpret_cast<const uint16_t*>(base_ + at), __ATOMIC_RELAXED); }
+  Line load_line(Offset at) const {
+    Line line;
+    for (uint32_t i = 0; i < 8; ++i) line.words[i] = __atomic_load_n(word(at) + i, __ATOMIC_ACQUIRE);
+    return line;
+  }
+  void store_word(Offset at, uint64_t value) { __atomic_store_n(word(at), value, __ATOMIC_RELEASE); }
+  void store_half(Offset at, uint16_t value) { __atomic_store_n(reinterpret_cast<uint16_t*>(base_ + at), value, __ATOMIC_RELAXED); }
+  bool cas_word(Offset at, uint64_t expected, uint64_t desired) {
+    return __atomic_compare_exchange_n(word(at), &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  }
+  void add_word(Offset at, uint64_t value) { __atomic_fetch_add(word(at), value, __ATOMIC_RELAXED); }
+
+  uint64_t stream_copy(Offset at, const Piece* pieces, uint32_t n) {
+    const uint64_t checksum = kvp::copy_in(base_ + at, pieces, n);
+#if defined(__aarch64__)
+    uint64_t bytes = 0;   // no non-temporal store that is known to bypass the cache: write the lines back instead
+    for (uint32_t i = 0; i < n; ++i) bytes += pieces[i].bytes;
+    write_back(at, bytes);
+#endif
+    return checksum;
+  }
+  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at) const { return kvp::copy_out(pieces, n, base_ + at); }
+  uint64_t checksum(Offset at, uint64_t bytes) const { return payload_checksum(base_ + at, bytes); }
+
+  void write_back(Offset at, uint64_t bytes) {
+    if (!coherent_) each_line(at, bytes, cache_ops().write_back);
+  }
+  void invalidate(Offset at, uint64_t bytes) {
+    if (!coherent_) each_line(at, bytes, cache_ops().invalidate);
+  }
+  void prefetch(Offset at) const { __builtin_prefetch(base_ + at); }
+  void store_fence() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#elif defined(__aarch64__)
+    asm volatile("dsb st" ::: "memory");   // orders DC CVAC too; DMB does not
+#endif
+  }
+  void full_fence() {
+#if defined(__x86_64__)
+    _mm_mfence();
+#elif defined(__aarch64__)
+    asm volatile("dsb sy" ::: "memory");
+#endif
+  }
+  template <class F>
+  bool guarded(F&& f) {
+    return fault_guarded(static_cast<F&&>(f));
+  }
+  bool coherent() const { return coherent_; }
+  uint8_t* base() const { return base_; }
+
+ private:
+  uint64_t* word(Offset at) const { return reinterpret_cast<uint64_t*>(base_ + at); }
+  void each_line(Offset at, uint64_t bytes, LineOp op) {
+    for (Offset line = at & ~(kLineBytes - 1); line < at + bytes; line += kLineBytes) op(base_ + line);
+  }
+
+  uint8_t* base_;
+  bool coherent_;
+};
+static_assert(Memory<CpuMemory>);
+
+}  // namespace kvp

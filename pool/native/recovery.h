@@ -1,0 +1,136 @@
+// After a death: reaping what a dead process left (PROTOCOL 4) and adopting a shard whose host is gone or came back (PROTOCOL 5).
+#pragma once
+#include "scan.h"
+#include "slots.h"
+#include "transfer.h"
+
+namespace kvp {
+
+struct Recovered {
+  uint64_t kept = 0;
+  uint64_t freed = 0;
+  uint64_t republished = 0;
+};
+
+// Inserts the entry of a STABLE slot if it is missing. True: inserted. A block for which there is no room is evicted.
+template <Memory M>
+bool republish(Attached<M>& a, const ShardMap& s, SlotId slot, const Header& header) {
+  Directory<M> directory(a, s);
+  const Key key = header.key();
+  if (directory.has_entry(key, slot, header.word().count())) return false;
+  Probe full;
+  if (directory.publish(key, slot, header.word().count(), full)) return true;
+  evict_to_free(a, s, slot, header.word());
+  return false;
+}
+
+// An extent whose cutter died: it serves its old size if blocks are left in it, else nobody. Its slots have been settled before.
+template <Memory M>
+void settle_extent(Attached<M>& a, const ShardMap& s, uint32_t extent, SlotWord word) {
+  const Offset at = s.extent_descriptor(extent);
+  bool empty = true;
+  for (uint32_t i = 0; empty && i < s.superblock().slots_per_extent; ++i)
+    empty = a.word_of(s, SlotId::make(extent, i)).state() == SlotState::Free;
+  const SlotWord settled = empty ? word.next(SlotState::Free, 0, 0) : word.next(SlotState::Stable, a.participant, a.generation);
+  a.mem.cas_word(at, word.raw, settled.raw);
+  a.mem.write_back(at, kLineBytes);
+}
+
+// Whatever the dead one had in the caches of this host: other hosts must see it too.
+template <Memory M>
+void write_back_directory(Attached<M>& a, const ShardMap& s) {
+  if (a.mem.coherent()) return;
+  const Superblock& sb = s.superblock();
+  for (uint32_t e = 0; e < sb.extent_count; ++e)
+    if (const uint32_t n = slots_in_use(a, s, e); n != 0) a.mem.write_back(s.extent(e), n * kLineBytes);
+  a.mem.write_back(s.namespace_row(0), s.log_ring_end() - s.namespace_row(0));   // namespaces, descriptors, buckets, tail, ring
+}
+
+// Any process of the owner host, after the *unclean* death of a process that used this participant entry. The caller holds the entry's lock: so
+// all its generations but `living` (the caller's own, or kNobody) are dead for good before the first slot word is loaded (PROTOCOL 4.1), and
+// nobody else reaps them.
+inline constexpr uint32_t kNobody = 0xffffffff;
+template <Memory M>
+Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t living) {
+  M& m = a.mem;
+  Recovered r;
+  const auto its = [&](SlotWord w) { return w.participant() == participant && w.generation() != living; };
+  for_each_slot(a, s, [&](SlotId slot) {
+    const SlotWord word = a.word_of(s, slot);                               // reap.look
+    if (!its(word)) return;
+    const Offset at = s.slot_header(slot);
+    if (word.state() == SlotState::Writing) {
+      m.write_back(at, kLineBytes);
+      m.store_fence();                                                      // only then FREE: else the medium may still say STABLE
+      KVP_STEP("reap.before_free");
+      if (m.cas_word(at, word.raw, word.next(SlotState::Free, 0, 0).raw)) ++r.freed;
+      m.write_back(at, 8);
+    } else if (word.state() == SlotState::Stable) {
+      m.write_back(at, kLineBytes);
+      const Header header = a.load_header(s, slot);
+      if (header.word() == word && header.right && republish(a, s, slot, header)) ++r.republished;
+    }
+  });
+  for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
+    const SlotWord word{m.load_word(s.extent_descriptor(e))};
+    if (word.state() == SlotState::Writing && its(word)) settle_extent(a, s, e, word);
+  }
+  for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
+    const SlotWord word{m.load_word(s.namespace_row(i))};
+    if (word.state() == SlotState::Writing && its(word)) m.cas_word(s.namespace_row(i), word.raw, word.next(SlotState::Free, 0, 0).raw);
+  }
+  KVP_STEP("reap.before_write_back");
+  write_back_directory(a, s);
+  m.store_fence();
+  log_append(a, s, LogHint::Rescan, SlotId{});
+  a.count(kReaped, r.freed);
+  return r;
+}
+
+// PROTOCOL 5. The arbiter's epoch is higher than every claim so far (checked by the caller).
+template <Memory M>
+Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
+  M& m = a.mem;
+  Recovered r;
+  const Offset claim = a.home().claim(s.host());
+  m.store_word(claim, epoch);                                               // adopt.claim, in the claimer's own shard
+  m.write_back(claim, kLineBytes);
+  m.full_fence();
+  KVP_STEP("adopt.claimed");
+  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));           // adopt.inv: all lines that change hands, payload too
+  m.full_fence();
+  a.set_owned(s.host(), true);
+  for_each_slot(a, s, [&](SlotId slot) {
+    const Header header = a.load_header(s, slot);
+    const SlotWord word = header.word();
+    if (word.state() == SlotState::Stable && header.right) {
+      ++r.kept;
+      return;
+    }
+    if (word.state() == SlotState::Free) return;
+    m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
+    m.write_back(s.slot_header(slot), 8);
+    ++r.freed;
+  });
+  KVP_STEP("adopt.freed");
+  for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
+    const SlotWord word{m.load_word(s.namespace_row(i))};
+    if (word.state() != SlotState::Stable && word.state() != SlotState::Free) m.store_word(s.namespace_row(i), word.next(SlotState::Free, 0, 0).raw);
+  }
+  for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
+    const SlotWord word{m.load_word(s.extent_descriptor(e))};
+    if (word.state() == SlotState::Writing || word.state() == SlotState::Lent) settle_extent(a, s, e, word);
+  }
+  for_each_slot(a, s, [&](SlotId slot) {
+    const Header header = a.load_header(s, slot);
+    if (header.word().state() == SlotState::Stable && republish(a, s, slot, header)) ++r.republished;
+  });
+  write_back_directory(a, s);
+  m.store_fence();
+  log_take_over(a, s);
+  m.store_fence();                                                          // only now may our writers start
+  KVP_STEP("adopt.done");
+  return r;
+}
+
+}  // namespace kvp

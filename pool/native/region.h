@@ -1,0 +1,125 @@
+// A region in a file or device: found, formatted, mapped, and attached by one process on one host.
+//
+// Other hosts' shards are mapped read-only, so that a bug in this process cannot break the rule of lines. Everything here works on the real
+// Memory; the protocol itself is in the templates below it.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memory_cpu.h"
+#include "recovery.h"
+
+namespace kvp {
+
+struct Inspection {
+  Superblock superblock;
+  uint32_t copies_right;       // of 2
+  uint64_t medium_bytes;
+};
+
+// Reads the superblock without changing anything. Throws Error: Medium, Superblock, FormatVersion.
+Inspection inspect_region(const std::string& path);
+bool looks_formatted(const std::string& path);   // a magic is there, whatever the rest says
+void ensure_unused(const std::string& path, const std::string& lock_path);   // throws Error{Busy} while somebody is attached
+
+// `zeroed`: the medium is known to be all zero (a new file), so only the superblocks have to be written.
+void format_region(const std::string& path, Superblock plan, bool force, bool zeroed, const std::string& lock_path);
+
+struct ShardUsage {
+  uint32_t host = 0;
+  std::string node_name;
+  uint64_t state = 0, incarnation = 0, heartbeat = 0, epoch = 0;
+  uint32_t owner = 0;
+  uint64_t capacity_bytes = 0, used_bytes = 0, blocks = 0, slots = 0, slots_free = 0, slots_writing = 0, extents = 0, extents_free = 0;
+};
+struct NamespaceUsage {
+  std::string digest, description;
+  uint64_t block_bytes = 0, blocks = 0, bytes = 0;
+};
+struct ParticipantView {
+  uint32_t host, index, pid, role, generation;
+  bool alive;
+};
+struct SlotView {
+  uint32_t host, extent, slot, state, participant, generation, length_bytes, namespace_index, flags, age;
+  uint64_t count;
+  bool header_right;
+  std::string key;
+};
+struct Scrubbed {
+  uint64_t checked = 0, bad = 0, next = 0;
+};
+struct Check {
+  std::vector<std::string> problems;
+  uint64_t slots = 0, free = 0, stable = 0, writing = 0, lent = 0, unassigned = 0, entries = 0, ghosts = 0, dead_entries = 0;
+};
+
+class Region {
+ public:
+  // Throws Error: Medium, Superblock, FormatVersion, Busy. `read_only` takes no participant entry and can only look.
+  Region(const std::string& path, uint32_t host, Role role, bool read_only, const std::string& lock_path, const std::string& node_name,
+         const std::string& boot_id);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  void close();
+
+  void lookup(const Key* keys, uint64_t n, uint8_t* codes);
+  // Returns the bytes copied by hits.
+  uint64_t load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes);
+  void store(const Key* keys, uint64_t n, const Buffers& from, uint64_t block_bytes, uint16_t namespace_index, uint8_t* codes);
+  uint8_t open_namespace(const uint8_t* digest, uint64_t block_bytes, const std::string& description, uint16_t& index);
+  void record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>& misses);
+
+  std::vector<uint64_t> counters();
+  std::vector<ShardUsage> usage(std::vector<NamespaceUsage>& namespaces, bool count_slots);   // without: names only, no walk
+  std::vector<ParticipantView> participants();
+  std::vector<SlotView> slots(uint32_t host, uint64_t from, uint64_t limit, uint64_t& next);
+  Check check();
+
+  uint64_t evict(double used_fraction, uint64_t blocks_max);
+  uint32_t reap_dead(Recovered& total);
+  void heartbeat();
+  Scrubbed scrub(uint64_t from, uint64_t limit);
+  Recovered adopt_shard(uint32_t host, uint64_t epoch);
+  // Fenced away from a shard that this process's host wrote: flush it and tell the new owner. True: something was acknowledged.
+  bool acknowledge_lost();
+
+  const Superblock& superblock() const { return superblock_; }
+  uint32_t copies_right() const { return copies_right_; }
+  uint32_t participant() const { return attached_->participant; }
+  uint32_t generation() const { return attached_->generation; }
+  bool read_only() const { return read_only_; }
+
+ private:
+  void map_shards();
+  void protect(HostIndex shard, bool writable);
+  void attach(Role role, const std::string& node_name, const std::string& boot_id);
+  void ensure_open();
+  void ensure_writer();
+  bool lock_participant(uint32_t host, uint32_t index);
+  void unlock_participant(uint32_t host, uint32_t index);
+  bool participant_alive(uint32_t host, uint32_t index);
+  template <class F>
+  void guarded_scan(F f);
+
+  std::string path_;
+  Superblock superblock_{};
+  uint32_t copies_right_ = 0;
+  bool read_only_;
+  int fd_ = -1, lock_fd_ = -1;
+  int pid_ = 0;
+  uint8_t* reserved_ = nullptr;   // address space
+  uint64_t reserved_bytes_ = 0;
+  uint8_t* base_ = nullptr;
+  std::unique_ptr<Attached<CpuMemory>> attached_;
+  std::unique_ptr<Transfer<CpuMemory>> transfer_;
+  std::mutex allocator_;          // Slots and namespace rows are one thread's at a time
+  std::mutex maintenance_;
+};
+
+std::string layout_table();   // the persisted structures, for people
+
+}  // namespace kvp

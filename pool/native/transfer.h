@@ -1,0 +1,322 @@
+// Blocks in and out of a region: lookup, load, store. The steps carry the names that PROTOCOL 1 and 2 give them.
+//
+// With the payload checksum checked, header and payload are one round and no re-read is needed for safety (PROTOCOL 2, last paragraph);
+// the slot word is read again only to name the reason of a miss.
+#pragma once
+#include <vector>
+
+#include "slots.h"
+
+namespace kvp {
+
+// n blocks in the caller's memory, each of `pieces` pieces. With `ids`: piece j of block i lies at base[j] + ids[i] * stride[j] (pages of an
+// engine). Without: base and bytes have n * pieces elements.
+struct Buffers {
+  const uint64_t* base;
+  const uint64_t* stride;
+  const uint64_t* bytes;
+  const int64_t* ids;
+  uint32_t pieces;
+
+  void block(uint64_t i, Piece* out) const {
+    for (uint32_t j = 0; j < pieces; ++j) {
+      const uint64_t k = ids != nullptr ? j : i * pieces + j;
+      const uint64_t address = base[k] + (ids != nullptr ? static_cast<uint64_t>(ids[i]) * stride[j] : 0);
+      out[j] = {reinterpret_cast<uint8_t*>(address), bytes[k]};
+    }
+  }
+};
+
+struct Found {
+  HostIndex shard{};
+  SlotId slot;
+  SlotHeader header;
+};
+
+// What a namespace row says about slots. Rows are immutable, so a right one is remembered for ever; a stale one (the shard was formatted or
+// adopted anew) can only lead to a wrong address, and there the payload checksum fails.
+template <Memory M>
+class Namespaces {
+ public:
+  explicit Namespaces(Attached<M>& a) : a_(a), slot_bytes_(uint64_t{a.hosts()} * a.sb.namespace_count) {}
+
+  // 0: unknown. Any thread.
+  uint64_t slot_bytes(const ShardMap& s, uint16_t index) {
+    if (index >= s.superblock().namespace_count) return 0;
+    std::atomic<uint64_t>& known = slot_bytes_[to_int(s.host()) * s.superblock().namespace_count + index];
+    uint64_t bytes = known.load(std::memory_order_relaxed);
+    if (bytes != 0) return bytes;
+    NamespaceRow row;
+    if (!read(s, index, row)) return 0;
+    known.store(row.slot_bytes, std::memory_order_relaxed);
+    return row.slot_bytes;
+  }
+  void forget(HostIndex shard) {
+    for (uint32_t i = 0; i < a_.sb.namespace_count; ++i)
+      slot_bytes_[to_int(shard) * a_.sb.namespace_count + i].store(0, std::memory_order_relaxed);
+  }
+
+  bool read(const ShardMap& s, uint32_t index, NamespaceRow& row) {
+    const Offset at = s.namespace_row(index);
+    if (a_.fresh(s.host())) {
+      a_.mem.invalidate(at, sizeof row);
+      a_.mem.full_fence();
+    }
+    for (uint32_t i = 0; i < sizeof row / kLineBytes; ++i) {
+      const Line line = a_.mem.load_line(at + i * kLineBytes);
+      std::memcpy(reinterpret_cast<uint8_t*>(&row) + i * kLineBytes, &line, sizeof line);
+    }
+    return SlotWord{row.word}.state() == SlotState::Stable && checksum(row) == row.checksum && row.slot_bytes >= kLineBytes &&
+           row.slot_bytes <= s.superblock().extent_payload_bytes && row.block_bytes <= row.slot_bytes;
+  }
+
+  // The row of a namespace in the home shard, made if it is not there. Owner host only.
+  Outcome find_or_add(const uint8_t* digest, uint64_t block_bytes, const char* description, uint32_t description_bytes, uint16_t& index) {
+    const ShardMap& s = a_.home();
+    NamespaceRow row;
+    constexpr uint32_t kAttempts = 4;   // a row that somebody else is writing right now may be ours-to-be
+    for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
+      for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
+        const SlotWord word{a_.mem.load_word(s.namespace_row(i))};
+        if (word.state() == SlotState::Stable && read(s, i, row) && std::memcmp(row.digest, digest, kKeyBytes) == 0) {
+          index = static_cast<uint16_t>(i);
+          return row.block_bytes == block_bytes ? Outcome::Ok : Outcome::WrongNamespace;
+        }
+      }
+      for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
+        const Offset at = s.namespace_row(i);
+        const SlotWord word{a_.mem.load_word(at)};
+        if (word.state() != SlotState::Free) continue;
+        const SlotWord mine = a_.writing(word);
+        if (!a_.mem.cas_word(at, word.raw, mine.raw)) break;   // a race: perhaps for the same namespace, so look again
+        KVP_STEP("namespace.claim");
+        std::memset(&row, 0, sizeof row);
+        row.word = mine.next(SlotState::Stable, a_.participant, a_.generation).raw;
+        std::memcpy(row.digest, digest, kKeyBytes);
+        row.block_bytes = block_bytes;
+        row.slot_bytes = slot_bytes_for(s, block_bytes);
+        row.description_bytes = static_cast<uint16_t>(description_bytes < sizeof row.description ? description_bytes : sizeof row.description);
+        std::memcpy(row.description, description, row.description_bytes);
+        row.checksum = checksum(row);
+        for (uint32_t k = sizeof row / 8; k-- > 0;) {   // the word last
+          uint64_t value;
+          std::memcpy(&value, reinterpret_cast<uint8_t*>(&row) + k * 8, 8);
+          a_.mem.store_word(at + k * 8, value);
+        }
+        KVP_STEP("namespace.stable");
+        a_.mem.write_back(at, sizeof row);
+        a_.mem.store_fence();
+        index = static_cast<uint16_t>(i);
+        return Outcome::Ok;
+      }
+    }
+    return Outcome::NamespacesFull;
+  }
+
+  static uint64_t slot_bytes_for(const ShardMap& s, uint64_t block_bytes) {
+    const uint64_t lines = (block_bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
+    return lines < s.superblock().slot_bytes_min ? s.superblock().slot_bytes_min : lines;
+  }
+  static uint64_t checksum(const NamespaceRow& row) {
+    NamespaceRow copy = row;
+    copy.word = 0, copy.checksum = 0;
+    return line_checksum(&copy, sizeof copy, 0);
+  }
+
+ private:
+  Attached<M>& a_;
+  std::vector<std::atomic<uint64_t>> slot_bytes_;
+};
+
+inline constexpr uint32_t kGroup = 64;   // keys whose cache misses overlap; enough to hide the latency, small enough for the stack
+
+template <Memory M>
+class Transfer {
+ public:
+  explicit Transfer(Attached<M>& a) : a_(a), m_(a.mem), namespaces_(a), slots_(a) {}
+
+  Namespaces<M>& namespaces() { return namespaces_; }
+  Slots<M>& slots() { return slots_; }
+
+  // codes[i]: Ok, Evicted, FailedChecksum (of a header) or NeverStored. At most kGroup keys; `found` may be null. No side effects.
+  void lookup_group(const Key* keys, uint32_t n, Outcome* codes, Found* found) {
+    KVP_CHECK(n <= kGroup);
+    for (uint32_t i = 0; i < n; ++i) codes[i] = Outcome::NeverStored;
+    uint32_t missing = n;
+    probe_shard(a_.home(), keys, n, codes, found, missing);   // own shard first: no invalidates
+    for (uint32_t h = 0; h < a_.hosts() && missing != 0; ++h) {
+      const ShardMap& s = a_.shard(HostIndex{h});
+      if (HostIndex{h} != a_.self && somebody_was_there(s)) probe_shard(s, keys, n, codes, found, missing);
+    }
+  }
+
+  // Copies a found block out and verifies it. `pieces` add up to block_bytes.
+  Outcome load_block(const Found& f, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t tick) {
+    const ShardMap& s = a_.shard(f.shard);
+    const uint64_t slot_bytes = namespaces_.slot_bytes(s, f.header.namespace_index);
+    if (slot_bytes == 0 || f.header.codec != 0 || f.header.flags != 0 || f.header.length_bytes != block_bytes || f.slot.slot() >= s.slot_count(slot_bytes))
+      return Outcome::WrongNamespace;   // a newer build may have written it
+    const Offset payload = s.payload(f.slot, slot_bytes);
+    if (a_.fresh(f.shard)) {
+      m_.invalidate(payload, block_bytes);                                  // load.payload.inv, after the load of the header
+      m_.full_fence();
+    }
+    KVP_STEP("load.before_copy");
+    const uint64_t checksum = m_.copy_out(pieces, piece_count, payload);    // load.payload
+    if (checksum == f.header.payload_checksum) {                            // load.verify: content is right whoever wrote it
+      touch_slot(a_, s, f.slot, tick);
+      return Outcome::Ok;
+    }
+    if (a_.fresh(f.shard)) {
+      m_.full_fence();
+      m_.invalidate(s.slot_header(f.slot), kLineBytes);                     // load.header2.inv
+      m_.full_fence();
+    }
+    namespaces_.forget(f.shard);
+    const bool changed = a_.word_of(s, f.slot).raw != f.header.word;        // load.recheck: only to name the reason
+    return changed ? Outcome::ChangedWhileReading : Outcome::FailedChecksum;
+  }
+
+  uint16_t tick_of(HostIndex shard) { return shard_tick(a_, a_.shard(shard)); }
+
+  // Is the key in the home shard already? Vouches for it: what a dying process may have left in the cache is written back (PROTOCOL 9.13).
+  bool present_at_home(const Key& key) {
+    Outcome code;
+    Found f;
+    uint32_t missing = 1;
+    code = Outcome::NeverStored;
+    probe_shard(a_.home(), &key, 1, &code, &f, missing);
+    if (missing != 0) return false;
+    vouch(key, f);
+    return true;
+  }
+  void vouch(const Key& key, const Found& f) {
+    if (f.shard != a_.self || m_.coherent()) return;
+    Directory<M> directory(a_, a_.home());
+    m_.write_back(a_.home().slot_header(f.slot), kLineBytes);
+    m_.write_back(directory.bucket(key, 0), kLineBytes);
+    m_.write_back(directory.bucket(key, 1), kLineBytes);
+    m_.store_fence();
+  }
+
+  // PROTOCOL 1, steps 3 and 4: fill a claimed slot. Returns the STABLE word.
+  SlotWord fill(const Claim& claim, const Key& key, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t namespace_index,
+                uint64_t slot_bytes) {
+    const ShardMap& s = a_.home();
+    const Offset at = s.slot_header(claim.slot);
+    SlotHeader h;
+    std::memset(&h, 0, sizeof h);
+    h.payload_checksum = m_.stream_copy(s.payload(claim.slot, slot_bytes), pieces, piece_count);   // store.payload
+    KVP_STEP("store.payload");
+    m_.store_fence();                                                       // store.payload.fence: the header must not overtake the payload
+    KVP_STEP("store.payload.fence");
+    const SlotWord stable = claim.word.next(SlotState::Stable, a_.participant, a_.generation);
+    h.word = stable.raw;
+    std::memcpy(h.key, &key, kKeyBytes);
+    h.length_bytes = static_cast<uint32_t>(block_bytes);
+    h.namespace_index = namespace_index;
+    h.header_checksum = line_checksum(&h, kHeaderChecksumCovers, at);
+    Line line;
+    std::memcpy(&line, &h, sizeof h);
+    for (uint32_t i = 1; i < 8; ++i) m_.store_word(at + i * 8, line.words[i]);   // store.header.body
+    KVP_STEP("store.header.body");
+    m_.store_word(at, line.words[0]);                                       // store.header.word, last
+    KVP_STEP("store.header.word");
+    m_.write_back(at, kLineBytes);                                          // no fence: an entry whose header is not there yet is just dead
+    touch_slot(a_, s, claim.slot, shard_tick(a_, s));
+    return stable;
+  }
+
+  // PROTOCOL 1, steps 5 and 6. False: no place could be made in either bucket; the slot was given back.
+  bool publish(const Claim& claim, SlotWord stable, const Key& key) {
+    const ShardMap& s = a_.home();
+    Directory<M> directory(a_, s);
+    constexpr uint32_t kAttempts = 64;
+    for (uint32_t i = 0; i < kAttempts; ++i) {
+      Probe full;
+      if (directory.publish(key, claim.slot, stable.count(), full)) {
+        KVP_STEP("store.published");
+        m_.store_fence();                                                   // store.publish.fence: only now may "stored" be told to others
+        log_append(a_, s, LogHint::Stored, claim.slot);
+        return true;
+      }
+      evict_one_of(full);                                                   // both buckets full of living entries (PROTOCOL 9.16)
+    }
+    const SlotWord now = a_.word_of(s, claim.slot);
+    if (now == stable) evict_to_free(a_, s, claim.slot, stable);
+    return false;
+  }
+
+ private:
+  bool somebody_was_there(const ShardMap& s) {
+    if (m_.load_word(s.header()) != 0) return true;
+    if (!a_.fresh(s.host())) return false;
+    m_.invalidate(s.header(), 8);
+    m_.full_fence();
+    return m_.load_word(s.header()) != 0;
+  }
+
+  // In rounds: invalidate all, fence once, then load, so that the misses overlap.
+  void probe_shard(const ShardMap& s, const Key* keys, uint32_t n, Outcome* codes, Found* found, uint32_t& missing) {
+    Directory<M> directory(a_, s);
+    const bool fresh = a_.fresh(s.host());
+    for (uint32_t i = 0; i < n; ++i) {
+      if (codes[i] == Outcome::Ok) continue;
+      if (fresh) directory.invalidate(keys[i]);                             // load.bucket.inv
+      else directory.prefetch(keys[i]);
+    }
+    if (fresh) {
+      m_.full_fence();                                                      // load.bucket.fence
+      for (uint32_t i = 0; i < n; ++i)
+        if (codes[i] != Outcome::Ok) directory.prefetch(keys[i]);
+    }
+    Probe probes[kGroup];
+    bool any = false;
+    for (uint32_t i = 0; i < n; ++i) {
+      probes[i].n = 0;
+      if (codes[i] == Outcome::Ok) continue;
+      directory.probe(keys[i], probes[i]);
+      if (probes[i].ghost && codes[i] == Outcome::NeverStored) codes[i] = Outcome::Evicted;
+      for (uint32_t k = 0; k < probes[i].n; ++k) {
+        any = true;
+        if (fresh) m_.invalidate(s.slot_header(probes[i].slots[k]), kLineBytes);   // load.header.inv
+        else m_.prefetch(s.slot_header(probes[i].slots[k]));
+      }
+    }
+    if (!any) return;
+    if (fresh) m_.full_fence();                                             // load.header.fence
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t k = 0; k < probes[i].n; ++k) {
+        const Header header = a_.load_header(s, probes[i].slots[k]);        // load.header
+        if (header.word().state() != SlotState::Stable || (header.word().count() & 0xffff) != probes[i].counts[k]) continue;
+        if (!header.right) codes[i] = Outcome::FailedChecksum;
+        if (!header.right || header.key() != keys[i]) continue;
+        codes[i] = Outcome::Ok;
+        if (found != nullptr) found[i] = {s.host(), probes[i].slots[k], header.h};
+        --missing;
+        break;
+      }
+  }
+
+  void evict_one_of(const Probe& full) {
+    const ShardMap& s = a_.home();
+    const uint16_t now = shard_tick(a_, s);
+    uint32_t oldest = kCandidates;
+    uint16_t oldest_age = 0;
+    SlotWord word{};
+    for (uint32_t i = 0; i < full.n; ++i) {
+      const SlotWord w = a_.word_of(s, full.slots[i]);
+      if (w.state() != SlotState::Stable) continue;
+      const uint16_t age = slot_age(a_, s, full.slots[i], now);
+      if (oldest == kCandidates || age > oldest_age) oldest = i, oldest_age = age, word = w;
+    }
+    if (oldest != kCandidates) evict_to_free(a_, s, full.slots[oldest], word);
+  }
+
+  Attached<M>& a_;
+  M& m_;
+  Namespaces<M> namespaces_;
+  Slots<M> slots_;
+};
+
+}  // namespace kvp
