@@ -1,0 +1,404 @@
+"""What an engine needs of the pool, in the engine's words and without its code: requests, block hashes, block ids.
+
+`SchedulerSession` decides what to load and what to store; `WorkerSession`, one in each rank, does it. Between them
+travels a `StepPlan`, and the ids of the blocks that failed travel back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
+
+from .guard import GuardedPool, logger
+from .tally import Tally
+
+# A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go in the
+# meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a moment later.
+LOOKUP_TTL_S = 0.1
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Blocks of one request that move: their packed 32-byte hashes, and where they lie in the engine's cache."""
+
+    request_id: str
+    hashes: bytes
+    block_ids: list[int]
+    in_background: bool = False
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What every rank does around one forward pass. `epoch`: how many times the scheduler had seen failed loads."""
+
+    epoch: int = 0
+    loads: list[Transfer] = field(default_factory=list)
+    stores: list[Transfer] = field(default_factory=list)
+
+
+class PagedCache(Protocol):
+    """Moves whole blocks between the pool and an engine's cache (`pages` has those for paged tensors).
+
+    Result:  one outcome code a block (bytes), as in `kvpool.outcomes`: 0 hit or stored, 1 present, above: a reason.
+    Threads: a load may run beside a store, for other block ids.
+    Raises:  whatever the pool raises; the cache then holds garbage in the blocks of a load.
+    """
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def load(self, pool: Pool, keys: KeyBatch, block_ids: Sequence[int]) -> bytes: ...
+
+    def store(self, pool: Pool, keys: KeyBatch, block_ids: Sequence[int]) -> bytes: ...
+
+
+@dataclass(slots=True)
+class _Lookup:
+    first: int  # index of the first block that was asked for
+    end: int
+    hit_count: int  # usable blocks, in every rank
+    results: list[tuple[KeyBatch, LookupResult]]
+    expires: float
+
+
+@dataclass(slots=True)
+class _Request:
+    hashes: Sequence[bytes]
+    prompt_blocks: int
+    block_ids: list[int] = field(default_factory=list)
+    lookup: _Lookup | None = None
+    counted: bool = False
+    store_from: int = 0  # the first block that is not planned for storing yet
+    own_from: int = 0  # the first block that this engine computes itself
+    trusted_end: int | None = None  # a block that failed to load is not asked for again
+
+
+class SchedulerSession:
+    """Plans loads and stores.
+
+    Threads: one.  Raises: nothing; a pool that fails has no blocks.
+    Source:  a block's index in a request is the same for its hash, its entry in the block table, and its tokens.
+    """
+
+    def __init__(
+        self,
+        pool: GuardedPool,
+        namespaces: Sequence[Namespace],
+        *,
+        block_tokens: int,
+        min_tokens: int = 0,
+        loads: bool = True,
+        stores: bool = True,
+        store_generated: bool = False,
+        in_background: bool = False,
+        tally: Tally | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._namespaces = list(namespaces)
+        self._block_tokens = block_tokens
+        self._min_blocks = -(-min_tokens // block_tokens)
+        self._loads = loads
+        self._stores = stores
+        self._store_generated = store_generated
+        self._in_background = in_background
+        self.tally = tally or Tally()
+        self._clock = clock
+        self._requests: dict[str, _Request] = {}
+        self._plan = StepPlan()
+        self._epoch = 0
+
+    @property
+    def request_count(self) -> int:
+        """Requests that are being followed; 0 when the engine is idle."""
+        return len(self._requests)
+
+    def open_request(self, request_id: str, hashes: Sequence[bytes], prompt_tokens: int) -> None:
+        """Follow a request. `hashes` is kept, and read again as it grows."""
+        if request_id not in self._requests:
+            self._requests[request_id] = _Request(hashes, prompt_tokens // self._block_tokens)
+
+    def close_request(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def match(self, request_id: str, computed_tokens: int, total_tokens: int) -> int:
+        """How many tokens after the first `computed_tokens` the pool can give. No side effects; may be asked often."""
+        request = self._requests.get(request_id)
+        if request is None or not self._loads or computed_tokens % self._block_tokens:
+            return 0
+        first = computed_tokens // self._block_tokens
+        # The engine has to compute at least one token itself, to have something to sample from.
+        end = min((total_tokens - 1) // self._block_tokens, len(request.hashes))
+        if request.trusted_end is not None:
+            end = min(end, request.trusted_end)
+        if end <= first:
+            request.lookup = None
+            return 0
+        known = request.lookup
+        now = self._clock()
+        if known is None or (known.first, known.end) != (first, end) or now >= known.expires:
+            known = request.lookup = self._look_up(request, first, end)
+        if known.hit_count < max(1, self._min_blocks):
+            return 0
+        return known.hit_count * self._block_tokens
+
+    def _look_up(self, request: _Request, first: int, end: int) -> _Lookup:
+        hashes = b"".join(request.hashes[first:end])
+        started = time.perf_counter()
+        hit_count = end - first
+        results = []
+        for namespace in self._namespaces:
+            keys = self._pool.attempt(KeyBatch.from_hashes, namespace, hashes)
+            result = None if keys is None else self._pool.lookup(keys)
+            if keys is None or result is None:
+                hit_count, results = 0, []
+                break
+            results.append((keys, result))
+            hit_count = min(hit_count, result.prefix_count)
+        self.tally.took("lookup_seconds", time.perf_counter() - started)
+        return _Lookup(first, end, hit_count if results else 0, results, self._clock() + LOOKUP_TTL_S)
+
+    def admit(self, request_id: str, block_ids: Sequence[int], external_tokens: int) -> None:
+        """The engine gave the request its blocks, and takes `external_tokens` from the pool (0: none).
+
+        `block_ids` is the whole table, from the request's first block on.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        lookup, request.lookup = request.lookup, None
+        if lookup is not None and not request.counted:
+            request.counted = True
+            self._count_misses(lookup, taken=external_tokens > 0)
+        count = external_tokens // self._block_tokens
+        if not count:
+            return
+        if lookup is None or count > lookup.hit_count:
+            # Not what was offered: an engine with other rules than ours. Never guess which blocks it means.
+            logger.error("kvpool_plan_mismatch request=%s tokens=%d: nothing is loaded", request_id, external_tokens)
+            first, count = 0, 0
+        else:
+            first = lookup.first
+        request.block_ids = list(block_ids)
+        request.own_from = request.store_from = first + count
+        self._plan.loads.append(
+            Transfer(
+                request_id,
+                b"".join(request.hashes[first : first + count]),
+                list(block_ids[first : first + count]),
+                self._in_background,
+            )
+        )
+
+    def _count_misses(self, lookup: _Lookup, *, taken: bool) -> None:
+        """Count what the pool did not have. What it had is counted by the loads; a rank's blocks are counted each."""
+        asked = lookup.end - lookup.first
+        self.tally.count("requested_blocks", asked * len(self._namespaces))
+        if not lookup.results:
+            self._record(MissReason.TIER_ERROR, asked * len(self._namespaces))
+            return
+        usable = lookup.hit_count
+        declined = 0 < usable < self._min_blocks
+        counts: dict[MissReason, int] = {}
+        for keys, result in lookup.results:
+            # Blocks behind the first gap share its reason: with chained hashes they cannot be used without it.
+            reasons = self._miss_reasons(keys, result)
+            behind = MissReason.NEVER_STORED
+            for reason in reasons[usable:]:
+                behind = reason or behind
+                counts[behind] = counts.get(behind, 0) + 1
+            if declined and not taken:
+                counts[MissReason.BELOW_MINIMUM] = counts.get(MissReason.BELOW_MINIMUM, 0) + usable
+        for reason, count in counts.items():
+            self._record(reason, count)
+
+    def _miss_reasons(self, keys: KeyBatch, result: LookupResult) -> list[MissReason | None]:
+        explained = self._pool.attempt(self._pool.pool.miss_reason, keys, result)
+        return list((explained or result).reasons)
+
+    def _record(self, reason: MissReason, count: int) -> None:
+        self._pool.record_misses(reason, count)
+        self.tally.count_reason("missed_blocks", reason.value, count)
+
+    def scheduled(
+        self, request_id: str, new_block_ids: Sequence[int], *, replace: bool, computed_tokens: int, step_tokens: int
+    ) -> None:
+        """The request runs in this step: `step_tokens` after `computed_tokens`. Plans the blocks that become full.
+
+        `replace`: the ids are a new table and not an addition to the old one (first time, or resumed).
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if replace:
+            request.block_ids = list(new_block_ids)
+            # What is computed already came from the engine's own cache, and was stored when it was computed, or from
+            # the pool. After a preemption the engine may have lost some of it: that is computed and stored again.
+            request.own_from = request.store_from = computed_tokens // self._block_tokens
+        else:
+            request.block_ids.extend(new_block_ids)
+        if not self._stores:
+            return
+        end = min((computed_tokens + step_tokens) // self._block_tokens, len(request.hashes), len(request.block_ids))
+        if not self._store_generated:
+            end = min(end, request.prompt_blocks)
+        if end > request.store_from:
+            span = slice(request.store_from, end)
+            self._plan.stores.append(Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span]))
+            request.store_from = end
+
+    def take_plan(self) -> StepPlan:
+        """The plan of the step that starts now; the next one begins empty."""
+        plan, self._plan = self._plan, StepPlan()
+        plan.epoch = self._epoch
+        return plan
+
+    def loads_failed(self, block_ids: Iterable[int]) -> None:
+        """Some rank could not load these blocks. The engine computes them again, and everything behind them."""
+        failed = set(block_ids)
+        if not failed:
+            return
+        # Workers drop the stores of the epoch in which a load failed: what was computed on top of it is wrong.
+        self._epoch += 1
+        for request in self._requests.values():
+            hit = next((i for i, block_id in enumerate(request.block_ids) if block_id in failed), None)
+            if hit is not None:
+                request.trusted_end = hit if request.trusted_end is None else min(hit, request.trusted_end)
+                request.own_from = min(request.own_from, hit)
+            request.store_from = min(request.store_from, request.own_from)
+
+
+class WorkerSession:
+    """Moves blocks between the pool and one rank's cache.
+
+    Threads: one engine thread; loads in the background have a thread of their own.
+    Raises:  nothing; what cannot be loaded is a failed block, what cannot be stored is not stored.
+    """
+
+    def __init__(
+        self,
+        pool: GuardedPool,
+        namespace: Namespace,
+        cache: PagedCache,
+        *,
+        agree: Callable[[bool], bool] = bool,
+        tally: Tally | None = None,
+    ) -> None:
+        """`agree`: True in all ranks when True was given in any of them. Called by all ranks in the same steps."""
+        self._pool = pool
+        self._namespace = namespace
+        self._cache = cache
+        self._agree = agree
+        self.tally = tally or Tally()
+        self._failed: set[int] = set()
+        self._wrong_until_epoch = -1
+        self._lock = threading.Lock()
+        self._done: dict[str, set[int]] = {}
+        self._closing = False
+        self._jobs: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Before the forward pass: load what this step needs, and hand the rest to the background."""
+        needed = [transfer for transfer in plan.loads if not transfer.in_background]
+        if needed:
+            failed: set[int] = set()
+            for transfer in needed:
+                failed |= self._load(transfer)
+            self._failed |= failed
+            # Attention mixes what all ranks hold: a gap in one makes what every rank computes in this step wrong.
+            if self._agree(bool(failed)):
+                self._wrong_until_epoch = plan.epoch
+        for transfer in plan.loads:
+            if transfer.in_background:
+                self._start_thread()
+                self._jobs.put(transfer)
+
+    def store(self, plan: StepPlan) -> None:
+        """After the forward pass: store the blocks that it filled."""
+        if plan.epoch <= self._wrong_until_epoch:
+            return
+        for transfer in plan.stores:
+            self._store(transfer)
+
+    def take_loaded(self) -> set[str]:
+        """Requests whose background load ended, well or not. Their failed blocks are in `take_failed` from now on."""
+        with self._lock:
+            done, self._done = self._done, {}
+        for failed in done.values():
+            self._failed |= failed
+        return set(done)
+
+    def take_failed(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def close(self) -> None:
+        """Wait for the load that is running; those that have not started are dropped."""
+        self._closing = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
+
+    def _load(self, transfer: Transfer) -> set[int]:
+        """Load; the ids of the blocks that hold garbage now."""
+        started = time.perf_counter()
+        codes = self._pool.attempt(self._load_blocks, transfer)
+        self.tally.took("load_seconds", time.perf_counter() - started)
+        if codes is None:
+            failed = set(transfer.block_ids)
+            self.tally.count_reason("missed_blocks", MissReason.TIER_ERROR.value, len(failed))
+        else:
+            failed = {block_id for block_id, code in zip(transfer.block_ids, codes) if code}
+            for reason in LookupResult(codes).reasons if failed else ():
+                if reason is not None:
+                    self.tally.count_reason("missed_blocks", reason.value, 1)
+        hits = len(transfer.block_ids) - len(failed)
+        self.tally.count("hit_blocks", hits)
+        self.tally.count("failed_blocks", len(failed))
+        self.tally.count("loaded_bytes", hits * self._cache.block_bytes)
+        return failed
+
+    def _load_blocks(self, transfer: Transfer) -> bytes:
+        keys = KeyBatch.from_hashes(self._namespace, transfer.hashes)
+        return self._cache.load(self._pool.pool, keys, transfer.block_ids)
+
+    def _store(self, transfer: Transfer) -> None:
+        started = time.perf_counter()
+        codes = self._pool.attempt(self._store_blocks, transfer)
+        self.tally.took("store_seconds", time.perf_counter() - started)
+        if codes is None:
+            self.tally.count_reason("declined_blocks", MissReason.TIER_ERROR.value, len(transfer.block_ids))
+            return
+        stored, present = codes.count(0), codes.count(1)
+        self.tally.count("stored_blocks", stored)
+        self.tally.count("present_blocks", present)
+        self.tally.count("stored_bytes", stored * self._cache.block_bytes)
+        if stored + present < len(codes):
+            for reason in LookupResult(codes).reasons:
+                if reason is not None:
+                    self.tally.count_reason("declined_blocks", reason.value, 1)
+
+    def _store_blocks(self, transfer: Transfer) -> bytes:
+        keys = KeyBatch.from_hashes(self._namespace, transfer.hashes)
+        return self._cache.store(self._pool.pool, keys, transfer.block_ids)
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvpool-load", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (transfer := self._jobs.get()) is not None:
+            if self._closing:
+                continue
+            failed = self._load(transfer)
+            with self._lock:
+                self._done[transfer.request_id] = failed
