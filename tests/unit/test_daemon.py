@@ -18,7 +18,7 @@ from kvpool.daemon.chores import EVICT_BLOCKS, SCRUB_SLOTS_MAX, KeepFree, Scrub
 from kvpool.daemon.lock import DaemonLock, holder, stop
 from kvpool.daemon.loop import RETRY_S_MAX, Chore, serve
 from kvpool.errors import FencedError, KvpoolError, RegionBusyError
-from kvpool.report import Counters, NamespaceUsage, ParticipantInfo, ReapReport, ScrubReport, Usage
+from kvpool.report import Counters, ParticipantInfo, ReapReport, ScrubReport, Usage
 from kvpool.spec import Eviction, PoolSpec, TierSpec
 
 SLOTS = 10_000
@@ -33,6 +33,7 @@ class FakeRegion:
         self.heartbeats = 0
         self.closed = False
         self.fails: Exception | None = None
+        self.capacity_bytes = SLOTS << 20
 
     def heartbeat(self) -> None:
         self.heartbeats += 1
@@ -42,8 +43,8 @@ class FakeRegion:
     def reap(self) -> ReapReport:
         return ReapReport(dead=1, freed=2, republished=0)
 
-    def evict(self, target_free_fraction: float, max_blocks: int) -> int:
-        count = max(0, min(max_blocks, self.blocks - int(SLOTS * (1 - target_free_fraction) + 0.5)))
+    def evict(self, used_fraction: float, blocks_max: int) -> int:
+        count = max(0, min(blocks_max, self.blocks - int(SLOTS * used_fraction)))
         self.blocks -= count
         self.evictions += count
         return count
@@ -60,9 +61,6 @@ class FakeRegion:
 
     def participants(self) -> list[ParticipantInfo]:
         return [ParticipantInfo(0, 0, "daemon", os.getpid(), 1, True)]
-
-    def namespaces(self) -> list[NamespaceUsage]:
-        return []
 
     def close(self) -> None:
         self.closed = True
@@ -113,7 +111,7 @@ def test_scrub_of_huge_blocks_checks_at_least_one() -> None:
 
 def test_chore_failing_is_retried_ever_more_rarely_then_recovers(caplog: pytest.LogCaptureFixture) -> None:
     region = FakeRegion()
-    chore = Chore("heartbeat", 1.0, region.heartbeat)
+    chore = Chore("heartbeat", 1.0, region.heartbeat, clock=lambda: 0.0)
     region.fails = OSError("medium gone")
     waits = []
     for _ in range(10):

@@ -98,7 +98,6 @@ def test_plan_nothing_there_is_formatted() -> None:
             "dram",
             Path("/dev/shm/kvpool.p.dram"),
             Shape(8 * GIB, 1, "hardware", 65536),
-            in_place=False,
         )
     ]
 
@@ -114,8 +113,7 @@ def test_plan_blank_file_and_device_are_formatted_in_place() -> None:
     device = only(plan(spec_of(dax(shared=False)), 0, {"cxl": Found("device", size_bytes=9 * GIB)}))
     assert isinstance(file, Format)
     assert isinstance(device, Format)
-    assert (file.in_place, device.in_place) == (True, True)
-    assert (file.shape.align_bytes, device.shape.align_bytes) == (4096, 2 << 20)
+    assert (file.on, device.on) == ("file", "device")
 
 
 def test_plan_shared_tier_is_formatted_by_host_0_and_awaited_by_others() -> None:
@@ -134,11 +132,15 @@ def test_plan_shared_tier_is_formatted_by_host_0_and_awaited_by_others() -> None
             Shape(8 * GIB, 2, "hardware", 16384),
             "spec.tiers[0].coherence is software, the region has hardware",
         ),
-        (Shape(8 * GIB, 2, "software", 4096), "spec.tiers[0].minBlockSize is 16Ki, the region has 4Ki"),
+        (Shape(8 * GIB, 2, "software", 4096), "spec.tiers[0].minBlockSize is 64Ki, the region has 4Ki"),
+        (
+            Shape(8 * GIB, 2, "software", 65536, 1 << 20),
+            "spec.tiers[0].extentSize is 32Mi, the region has 1Mi",
+        ),
     ],
 )
 def test_plan_region_of_other_sizes_is_refused_with_both_ways_out(there: Shape, said: str) -> None:
-    error = refusal(spec_of(dax(), hosts=2), holding(there))
+    error = refusal(spec_of(dax(minBlockSize="64Ki", extentSize="32Mi"), hosts=2), holding(there))
     assert isinstance(error, GeometryError)
     assert said in str(error)
     assert "Nothing was changed." in str(error)
@@ -280,25 +282,22 @@ class FakeRegions:
         head = path.read_bytes()[:200]
         if not head.startswith(b"kvpool01 "):
             raise SuperblockError(f"{path}: no superblock")
-        capacity, hosts, coherence, block, align = head.split(b"\n")[0].split()[1:]
-        return ExistingRegion(
-            "u", Shape(int(capacity), int(hosts), coherence.decode(), int(block), align_bytes=int(align))
-        )
+        capacity, hosts, coherence = head.split(b"\n")[0].decode().split()[1:]
+        mode = "software" if coherence == "software" else "hardware"
+        return ExistingRegion("u", Shape(int(capacity), int(hosts), mode, 16384, 1 << 20))
+
+    def check(self, path: Path, shape: Shape) -> None:
+        if shape.capacity_bytes < 4096 * shape.hosts:
+            raise GeometryError("capacity is too small")
 
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
-        with open(path, "r+b" if path.exists() else "xb") as file:
+        with open(path, "xb") as file:
             file.truncate(shape.capacity_bytes)
             progress(shape.capacity_bytes // 2, shape.capacity_bytes)
             if self.fail_at and self.fail_at in str(path):
                 raise OSError(errno.ENOSPC, "No space left on device")
             file.seek(0)
-            sizes = (
-                shape.capacity_bytes,
-                shape.hosts,
-                shape.coherence,
-                shape.min_block_bytes,
-                shape.align_bytes,
-            )
+            sizes = (shape.capacity_bytes, shape.hosts, shape.coherence)
             file.write(" ".join(["kvpool01", *map(str, sizes)]).encode() + b"\n")
             progress(shape.capacity_bytes, shape.capacity_bytes)
 

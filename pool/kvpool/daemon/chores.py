@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.report import Counters, NamespaceUsage, ParticipantInfo, ReapReport, ScrubReport, Usage
+from kvpool.report import Counters, ParticipantInfo, ReapReport, ScrubReport, Usage
 from kvpool.spec import Eviction
 
 EVICT_BLOCKS = 256  # in one call: some milliseconds, so that a stop is never far away
@@ -24,12 +24,13 @@ class DaemonRegion(Protocol):
 
     def heartbeat(self) -> None: ...
     def reap(self) -> ReapReport: ...
-    def evict(self, target_free_fraction: float, max_blocks: int) -> int: ...
+    def evict(self, used_fraction: float, blocks_max: int) -> int: ...
     def scrub(self, *, start: int, limit: int | None) -> ScrubReport: ...
+    @property
+    def capacity_bytes(self) -> int: ...
     def usage(self) -> Usage: ...
     def counters(self) -> Counters: ...
     def participants(self) -> list[ParticipantInfo]: ...
-    def namespaces(self) -> list[NamespaceUsage]: ...
     def close(self) -> None: ...
 
 
@@ -47,10 +48,10 @@ class KeepFree:
         until = self.clock() + EVICT_S_MAX
         evicted = 0
         if not self.emptying:
-            evicted = self.region.evict(1 - self.eviction.high_watermark / 100, EVICT_BLOCKS)
+            evicted = self.region.evict(self.eviction.high_watermark / 100, EVICT_BLOCKS)
             self.emptying = evicted > 0
         while self.emptying:
-            count = self.region.evict(1 - self.eviction.low_watermark / 100, EVICT_BLOCKS)
+            count = self.region.evict(self.eviction.low_watermark / 100, EVICT_BLOCKS)
             evicted += count
             self.emptying = count >= EVICT_BLOCKS
             if self.clock() >= until:

@@ -7,17 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvpool.report import Counters, NamespaceUsage, ParticipantInfo, Usage
+from kvpool.report import Counters, ParticipantInfo, Usage
 from kvpool.spec import TierSpec
 
 
 class ReadableRegion(Protocol):
     """What a snapshot needs of a region."""
 
+    @property
+    def capacity_bytes(self) -> int: ...
     def usage(self) -> Usage: ...
     def counters(self) -> Counters: ...
     def participants(self) -> list[ParticipantInfo]: ...
-    def namespaces(self) -> list[NamespaceUsage]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,23 @@ class TierSnapshot:
     path: str
     host: int | None
     coherence: str
+    capacity_bytes: int  # as declared: of the whole region, its directory included
     usage: Usage
     counters: Counters
     participants: list[ParticipantInfo]
-    namespaces: list[NamespaceUsage]
 
     def to_object(self) -> dict[str, Any]:
         usage = asdict(self.usage)
         namespaces, shards = usage.pop("namespaces"), usage.pop("hosts")
+        usable_bytes = usage.pop("capacity_bytes")
         return {
             "name": self.name,
             "medium": self.medium,
             "path": self.path,
             "host": self.host,
             "coherence": self.coherence,
+            "capacity_bytes": self.capacity_bytes,
+            "usable_bytes": usable_bytes,
             **usage,
             "evictions": self.counters.evictions,
             "lookups": self.counters.lookups,
@@ -60,10 +64,10 @@ def take(tier: TierSpec, path: Path, host: int, region: ReadableRegion) -> TierS
         path=str(path),
         host=None if tier.shared else host,
         coherence=tier.coherence_mode,
+        capacity_bytes=region.capacity_bytes,
         usage=region.usage(),
         counters=region.counters(),
         participants=region.participants(),
-        namespaces=region.namespaces(),
     )
 
 

@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvpool.errors import MediumUnavailable
 from kvpool.paths import ensure_pool_dir, manifest_path, provision_lock_path
@@ -15,6 +17,9 @@ from kvpool.provision.apply import Progress, Regions, apply, await_host_zero
 from kvpool.provision.observe import observe
 from kvpool.provision.plan import Action, Await, ExistingRegion, Shape, plan, refusals
 from kvpool.spec import PoolSpec
+
+if TYPE_CHECKING:
+    from kvpool.region import Geometry
 
 __all__ = ["Action", "Regions", "plan", "provision", "real_regions"]
 
@@ -29,25 +34,33 @@ class _RealRegions:
         shape = Shape(
             capacity_bytes=info.capacity_bytes,
             hosts=info.hosts,
-            coherence=info.coherence,
-            min_block_bytes=info.geometry.min_block_bytes,
-            extent_bytes=info.geometry.extent_bytes,
-            align_bytes=info.geometry.align_bytes,
+            coherence="software" if info.coherence == "software" else "hardware",
+            min_block_bytes=info.min_block_bytes,
+            # As it was asked for: the payload of an extent is rounded up to whole pages.
+            extent_bytes=info.slots_per_extent * info.min_block_bytes,
         )
         return ExistingRegion(info.uuid, shape)
 
+    def check(self, path: Path, shape: Shape) -> None:
+        self._geometry(shape).plan(path)
+
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
-        from kvpool.region import Geometry, Region
+        from kvpool.region import Region
+
+        Region.format(path, self._geometry(shape), force=force, progress=progress)
+
+    def _geometry(self, shape: Shape) -> Geometry:
+        from kvpool.region import Geometry
 
         geometry = Geometry(
             capacity_bytes=shape.capacity_bytes,
             hosts=shape.hosts,
             extent_bytes=shape.extent_bytes,
-            min_block_bytes=shape.min_block_bytes,
-            align_bytes=shape.align_bytes,
             coherence=shape.coherence,
         )
-        Region.format(path, geometry, force=force, progress=progress)
+        if shape.min_block_bytes is not None:
+            geometry = replace(geometry, min_block_bytes=shape.min_block_bytes)
+        return geometry
 
 
 def real_regions() -> Regions:

@@ -25,8 +25,11 @@ class Regions(Protocol):
     def inspect(self, path: Path) -> ExistingRegion:
         """The valid region at `path`. Raises: RegionError."""
 
+    def check(self, path: Path, shape: Shape) -> None:
+        """Whether a region of that shape can be laid out. Raises: GeometryError."""
+
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
-        """Make a region at `path`, which may exist and be blank."""
+        """Make a region at `path`: a new file, or a device."""
 
 
 @dataclass
@@ -34,59 +37,72 @@ class _Undo:
     """What to take back when a later tier fails: no half-made pool stays behind."""
 
     made: list[Path] = field(default_factory=list)
-    grown: list[tuple[Path, int]] = field(default_factory=list)
+    blank: list[tuple[Path, int]] = field(default_factory=list)
 
     def run(self) -> None:
         for path in self.made:
             path.unlink(missing_ok=True)
-        for path, size in self.grown:
-            os.truncate(path, 0)
-            os.truncate(path, size)
+        for path, size in self.blank:
+            with open(path, "wb") as file:
+                file.truncate(size)
 
 
-def apply(actions: Sequence[Action], regions: Regions, progress: Progress) -> None:
-    """Make the regions that a plan asks for.
+def apply(actions: Sequence[Action], regions: Regions, progress: Progress, *, force: bool = False) -> None:
+    """Make the regions that a plan asks for; with `force`, over whatever is there.
 
-    Raises:  what the plan refuses, before anything is changed; MediumUnavailable when a medium turns out
-             full. All that was made by then is taken back.
+    Raises:  what the plan refuses, and GeometryError for sizes that do not fit, before anything is changed;
+             MediumUnavailable when a medium turns out full. All that was made by then is taken back.
     """
     refused = refusals(actions)
     if refused is not None:
         raise refused
+    formats = [action for action in actions if isinstance(action, Format)]
+    for action in formats:
+        try:
+            regions.check(action.path, action.shape)
+        except KvpoolError as error:
+            raise _named(action, error) from None
     undo = _Undo()
     try:
-        for action in actions:
-            if isinstance(action, Format):
-                _format(action, regions, progress, undo)
+        for action in formats:
+            _format(action, regions, progress, undo, force)
     except BaseException:
         undo.run()
         raise
 
 
-def _format(action: Format, regions: Regions, progress: Progress, undo: _Undo) -> None:
+def _format(action: Format, regions: Regions, progress: Progress, undo: _Undo, force: bool) -> None:
     def report(done: int, total: int) -> None:
         progress(action.tier, done, total)
 
     try:
-        if action.in_place:
-            if action.path.is_file():
-                undo.grown.append((action.path, action.path.stat().st_size))
-            regions.format(action.path, action.shape, force=False, progress=report)
-        else:
-            # Under another name first: a process that is killed while it fills a file leaves no half-made
-            # region behind, only a file that the next start removes.
-            making = action.path.with_name(action.path.name + ".making")
-            making.unlink(missing_ok=True)
-            undo.made.append(making)
-            regions.format(making, action.shape, force=False, progress=report)
-            os.rename(making, action.path)
-            undo.made.append(action.path)
+        if action.on == "device":
+            regions.format(action.path, action.shape, force=force, progress=report)
+            return
+        # Under another name first: a process that is killed while it fills a file leaves no half-made region
+        # behind, only a file that the next start removes.
+        making = action.path.with_name(action.path.name + ".making")
+        making.unlink(missing_ok=True)
+        if action.on == "file" and not force:
+            undo.blank.append((action.path, action.path.stat().st_size))
+            os.truncate(action.path, 0)  # nothing but zeros; they may take the space that the region needs
+        undo.made.append(making)
+        regions.format(making, action.shape, force=False, progress=report)
+        os.replace(making, action.path)
+        undo.made.append(action.path)
+    except KvpoolError as error:
+        raise _named(action, error) from None
     except OSError as error:
         raise _medium_error(action, error) from None
 
 
+def _named(action: Format, error: KvpoolError) -> KvpoolError:
+    text = str(error).replace(f"{action.path}.making", str(action.path))
+    return type(error)(f'tier "{action.tier}": {text}' if action.tier else text)
+
+
 def _medium_error(action: Format, error: OSError) -> KvpoolError:
-    name = f'tier "{action.tier}": {action.path}'
+    name = f'tier "{action.tier}": {action.path}' if action.tier else str(action.path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return MediumUnavailable(
             f"{name}: no space left while the region was made, so it was removed again. "

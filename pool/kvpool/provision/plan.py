@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from kvpool.errors import FormatVersionError, GeometryError, KvpoolError, MediumUnavailable, RegionError
 from kvpool.paths import is_device_path, region_path
 from kvpool.quantity import format_quantity, human_bytes
-from kvpool.spec import PoolSpec, TierSpec
+from kvpool.spec import Coherence, PoolSpec, TierSpec
 
-ALIGN_BYTES = 4096
-ALIGN_LARGE_BYTES = 2 << 20  # one huge page, the smallest piece of a DAX device that can be mapped
-DEFAULT_MIN_BLOCK_BYTES = 16384
 MAGIC = b"kvpool01"  # layout.h kMagic, as the first bytes of a region
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What two regions must agree on to be interchangeable for a manifest."""
+    """What a manifest says about a region. None: the manifest leaves it to the region."""
 
     capacity_bytes: int
     hosts: int
-    coherence: str
-    min_block_bytes: int
-    extent_bytes: int | None = None  # None: left to the region
-    align_bytes: int = ALIGN_BYTES
+    coherence: Coherence
+    min_block_bytes: int | None = None
+    extent_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +62,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Make a region. `replace`: a blank file or a device is there and is formatted in place."""
+    """Make a region. `on`: nothing is there yet, a blank file, or a device."""
 
     tier: str
     path: Path
     shape: Shape
-    in_place: bool
+    on: Literal["nothing", "file", "device"] = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +109,12 @@ Action = Format | Keep | Await | Skip | Refuse
 
 def wanted_shape(spec: PoolSpec, tier: TierSpec) -> Shape:
     """The region that the manifest asks for."""
-    path = region_path(spec, tier, 0)
-    large = tier.huge_pages or is_device_path(path)
     return Shape(
         capacity_bytes=tier.capacity_bytes,
         hosts=spec.shards(tier),
         coherence=tier.coherence_mode,
-        min_block_bytes=tier.min_block_bytes or DEFAULT_MIN_BLOCK_BYTES,
+        min_block_bytes=tier.min_block_bytes,
         extent_bytes=tier.extent_bytes,
-        align_bytes=ALIGN_LARGE_BYTES if large else ALIGN_BYTES,
     )
 
 
@@ -151,6 +144,17 @@ def plan(spec: PoolSpec, host: int, found: Mapping[str, Found]) -> list[Action]:
     return [*actions, *_too_much_together(actions, found)]
 
 
+def format_obstacle(path: Path, shape: Shape, here: Found, *, force: bool) -> KvpoolError | None:
+    """Why no region of that shape can be made at `path`. With `force`, what is there is no reason."""
+    if here.region is not None and not force:
+        return RegionError(
+            f"{path}: there is a kvpool region already. Nothing was changed. "
+            "Erase it with --force; all of its blocks are lost then."
+        )
+    empty = replace(here, blank=True, region=None, problem=None) if force else here
+    return _obstacle(f"region {path}", path, shape, empty, capacity_name="the capacity", formats=True)
+
+
 def refusals(actions: Sequence[Action]) -> KvpoolError | None:
     """All that is refused, as one error; None when nothing is."""
     errors = [action.error for action in actions if isinstance(action, Refuse)]
@@ -175,11 +179,21 @@ def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Foun
             return Refuse(tier.name, GeometryError(_misfit(spec, tier, path, differences)))
         if here.writable:
             return Keep(tier.name, path, here.region.uuid)
-    problem = _obstacle(tier, index, path, wanted, here, formats=host == 0 or not tier.shared)
+    name, capacity = f'tier "{tier.name}": {path}', f"spec.tiers[{index}].capacity"
+    formats = host == 0 or not tier.shared
+    problem = _obstacle(name, path, wanted, here, capacity_name=capacity, formats=formats)
+    if problem is None and tier.huge_pages and not here.huge_pages:
+        problem = MediumUnavailable(
+            f"{name}: hugePages is true, but the file would lie on {here.medium_name}. Nothing was changed. "
+            "Write a source.path on a hugetlbfs mount, or hugePages: false."
+        )
     if problem is None:
         if tier.shared and host != 0:
             return Await(tier.name, path, wanted)
-        return Format(tier.name, path, wanted, in_place=here.kind != "missing")
+        on: Literal["nothing", "file", "device"] = "nothing"
+        if here.kind in ("file", "device"):
+            on = here.kind
+        return Format(tier.name, path, wanted, on)
     # An optional tier may be missing; data that is in the way, or a wrong size, is a mistake all the same.
     if tier.optional and isinstance(problem, MediumUnavailable):
         return Skip(tier.name, str(problem))
@@ -195,9 +209,12 @@ def _differences(index: int, wanted: Shape, there: Shape) -> Iterator[tuple[str,
         yield "spec.hosts", str(wanted.hosts), str(there.hosts)
     if wanted.coherence != there.coherence:
         yield f"spec.tiers[{index}].coherence", wanted.coherence, there.coherence
-    if wanted.min_block_bytes != there.min_block_bytes:
-        field = f"spec.tiers[{index}].minBlockSize"
-        yield field, format_quantity(wanted.min_block_bytes), format_quantity(there.min_block_bytes)
+    for name, asked, has in (
+        ("minBlockSize", wanted.min_block_bytes, there.min_block_bytes),
+        ("extentSize", wanted.extent_bytes, there.extent_bytes),
+    ):
+        if asked is not None and has is not None and asked != has:
+            yield f"spec.tiers[{index}].{name}", format_quantity(asked), format_quantity(has)
 
 
 def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[str, str, str]]) -> str:
@@ -210,10 +227,9 @@ def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[
 
 
 def _obstacle(
-    tier: TierSpec, index: int, path: Path, wanted: Shape, here: Found, *, formats: bool
+    name: str, path: Path, wanted: Shape, here: Found, *, capacity_name: str, formats: bool
 ) -> KvpoolError | None:
-    """Why the tier's region cannot be made or used, None when it can."""
-    name = f'tier "{tier.name}": {path}'
+    """Why a region cannot be made or used at `path`, None when it can."""
     unchanged = "Nothing was changed."
     if here.kind == "no-folder":
         return MediumUnavailable(
@@ -221,7 +237,7 @@ def _obstacle(
         )
     if here.kind == "folder":
         return MediumUnavailable(
-            f"{name} is a folder; expected a file or device. {unchanged} Write {path}/{tier.name}."
+            f"{name} is a folder; expected a file or device. {unchanged} Write {path}/NAME."
         )
     if here.kind == "other":
         return MediumUnavailable(
@@ -248,17 +264,12 @@ def _obstacle(
             f"If nobody needs it, erase it with 'kvpool format {path} --capacity "
             f"{format_quantity(wanted.capacity_bytes)} --force'."
         )
-    if tier.huge_pages and not here.huge_pages:
-        return MediumUnavailable(
-            f"{name}: hugePages is true, but the file would lie on {here.medium_name}. {unchanged} "
-            "Write a source.path on a hugetlbfs mount, or hugePages: false."
-        )
-    return _too_small(name, index, wanted, here) if formats else None
+    return _too_small(name, capacity_name, wanted, here) if formats else None
 
 
-def _too_small(name: str, index: int, wanted: Shape, here: Found) -> KvpoolError | None:
-    capacity, field = wanted.capacity_bytes, f"spec.tiers[{index}].capacity"
-    asked = f"{name}: {field} is {format_quantity(capacity)}"
+def _too_small(name: str, capacity_name: str, wanted: Shape, here: Found) -> KvpoolError | None:
+    capacity = wanted.capacity_bytes
+    asked = f"{name}: {capacity_name} is {format_quantity(capacity)}"
     lower = "Nothing was changed. Lower the capacity, or use a larger medium."
     if here.kind == "device":
         if capacity > here.size_bytes:

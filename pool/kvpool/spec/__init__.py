@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from kvpool.spec.manifest import InvalidManifest, PoolSpec
 from kvpool.spec.mistakes import Problem
-from kvpool.spec.tier import Eviction, Source, TierSpec
+from kvpool.spec.tier import Coherence, Eviction, Medium, Source, TierSpec
 
-__all__ = ["Eviction", "InvalidManifest", "PoolSpec", "Problem", "Source", "TierSpec"]
+__all__ = [
+    "Coherence",
+    "Eviction",
+    "InvalidManifest",
+    "Medium",
+    "PoolSpec",
+    "Problem",
+    "Source",
+    "TierSpec",
+]

@@ -1,0 +1,57 @@
+"""The `kvpool` command: pools on this machine, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvpool.cli import check, lifecycle, watch
+
+app = typer.Typer(
+    name="kvpool",
+    help=(
+        "One pool of KV-cache blocks for all engines of a machine or cluster.\n\n"
+        "Results go to standard output (--output json is stable), everything else to standard error. "
+        "Exit codes: 0 done, 1 failed, 2 wrong use (a wrong manifest too)."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"kvpool {version('kvpool')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(lifecycle.up)
+app.command()(lifecycle.down)
+app.command()(watch.status)
+app.command()(watch.explain)
+app.command()(check.validate)
+app.command()(check.fsck)
+app.command()(check.scrub)
+app.command()(check.dump)
+app.command("format")(check.format_region)
+app.command()(check.layout)
+app.command(hidden=True)(lifecycle.daemon)
+
+
+def main() -> None:
+    """The entry point of the `kvpool` script."""
+    app()

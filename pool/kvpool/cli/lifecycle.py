@@ -1,0 +1,254 @@
+"""`kvpool up`, `kvpool down` and the daemon that they start and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvpool import paths
+from kvpool.cli import output as out
+from kvpool.cli import target
+from kvpool.cli.output import Output, OutputOption
+from kvpool.cli.view import live_engines
+from kvpool.daemon.lock import holder, stop
+from kvpool.daemon.loop import serve
+from kvpool.errors import KvpoolError
+from kvpool.provision import plan, provision, real_regions
+from kvpool.provision.observe import observe
+from kvpool.provision.plan import Action, Await, Format, Keep, Skip, refusals
+from kvpool.provision.remove import region_paths, remove
+from kvpool.quantity import human_bytes
+from kvpool.spec import PoolSpec
+
+LOG_TAIL_BYTES = 2000
+TERMINATE_S = 10.0
+
+
+@out.reports_errors
+def up(
+    name: target.NameArgument = None,
+    file: target.FileOption = None,
+    host: target.HostOption = None,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="Stay and be the daemon; for containers and service managers."),
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for other hosts and the daemon.")] = 60.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make the regions of a pool where they are missing, start its daemon, and wait until it is ready.
+
+    Regions that fit the manifest are kept with all their blocks. Run it again after a change of the manifest.
+    """
+    spec = target.read_manifest(file) if file else target.pool(name, file)
+    number = target.host_or_default(host)
+    before = _kept_manifest(spec.name)
+    with out.byte_progress("making") as progress:
+        actions = provision(spec, number, timeout_s=timeout, progress=progress, waiting=out.note)
+    skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
+    for tier, reason in skipped.items():
+        out.note(f'warning: optional tier "{tier}" is left out: {reason}')
+    if foreground:
+        out.log_to_stderr()
+        serve(spec, number, skipped, ready=lambda: _print_up(spec, number, os.getpid(), actions, output))
+        return
+    lock = paths.daemon_lock_path(spec.name, number)
+    running = holder(lock)
+    if running is not None and before == spec:
+        _print_up(spec, number, running, actions, output)
+        return
+    if running is not None:
+        out.note("the manifest has changed: starting the daemon anew")
+        stop(lock, timeout)
+    _print_up(spec, number, _start_daemon(spec.name, number, timeout), actions, output)
+
+
+def _kept_manifest(name: str) -> PoolSpec | None:
+    path = paths.manifest_path(name)
+    return PoolSpec.from_file(path) if path.exists() else None
+
+
+def _start_daemon(name: str, host: int, timeout_s: float) -> int:
+    """Start the daemon in the background; returns its process id once it is ready."""
+    reader, writer = os.pipe()
+    log_path = paths.daemon_log_path(name, host)
+    command = [sys.executable, "-m", "kvpool", "daemon", name, "--host", str(host), "--ready-fd", str(writer)]
+    # Its working directory is the root, so that it keeps no file system from being unmounted; a relative
+    # runtime directory must then be said in full.
+    environment = os.environ | {paths.RUNTIME_ENV: str(paths.runtime_dir())}
+    try:
+        with open(log_path, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(writer,),
+                cwd="/",
+                env=environment,
+            )
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as said:
+        ready = _read_line(said.fileno(), timeout_s)
+    if ready == b"ready":
+        return process.pid
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    if ready is None:
+        raise KvpoolError(
+            f"the daemon was not ready within {timeout_s:g} s and was stopped. Its log: {log_path}"
+        )
+    if ready:
+        raise KvpoolError(ready.decode())
+    raise KvpoolError(
+        f"the daemon ended while it started. The end of its log ({log_path}):\n{_tail(log_path)}"
+    )
+
+
+def _read_line(fd: int, timeout_s: float) -> bytes | None:
+    """What the daemon says at its start: ready, an error, or nothing (it ended); None when time is up."""
+    deadline, said = time.monotonic() + timeout_s, b""
+    while True:
+        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            return None
+        piece = os.read(fd, 65536)
+        said += piece
+        if not piece or said == b"ready\n":
+            return said.strip()
+
+
+def _tail(path: Path) -> str:
+    return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def _print_up(spec: PoolSpec, host: int, pid: int, actions: list[Action], output: Output) -> None:
+    rows = [_up_row(spec, action) for action in actions]
+    if output is Output.JSON:
+        out.print_json({"name": spec.name, "host": host, "pid": pid, "ready": True, "tiers": rows})
+        return
+    for row in rows:
+        row["capacity"] = human_bytes(row.pop("capacity_bytes"))
+    out.print_table(rows, numbers=("capacity",))
+    out.say(f'pool "{spec.name}" is ready: host {host}, daemon {pid}')
+
+
+def _up_row(spec: PoolSpec, action: Action) -> dict[str, Any]:
+    done = {Format: "made", Keep: "kept", Await: "joined", Skip: "left out"}.get(type(action), "")
+    path = "" if isinstance(action, Skip) else str(getattr(action, "path", ""))
+    tier = spec.tier(action.tier)
+    return {
+        "tier": tier.name,
+        "medium": tier.medium,
+        "capacity_bytes": tier.capacity_bytes,
+        "region": done,
+        "path": path,
+    }
+
+
+@out.reports_errors
+def daemon(
+    name: str,
+    host: Annotated[int, typer.Option()] = 0,
+    ready_fd: Annotated[int | None, typer.Option()] = None,
+) -> None:
+    """Be the daemon of a pool that `kvpool up` has provisioned."""
+    out.log_to_stderr()
+    try:
+        spec = target.pool(name, None)
+        actions = plan(spec, host, observe(spec, host, real_regions().inspect))
+        refused = refusals(actions)
+        if refused is not None:
+            raise refused
+        skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
+        serve(spec, host, skipped, ready=lambda: _tell(ready_fd, "ready"))
+    except KvpoolError as error:
+        _tell(ready_fd, str(error))
+        raise
+
+
+def _tell(fd: int | None, text: str) -> None:
+    if fd is None:
+        return
+    with contextlib.suppress(OSError):  # nobody waits any more
+        os.write(fd, text.encode() + b"\n")
+        os.close(fd)
+
+
+@out.reports_errors
+def down(
+    name: target.NameArgument = None,
+    file: target.FileOption = None,
+    host: Annotated[
+        int | None, typer.Option("--host", min=0, help="Stop this host only; else all on this machine.")
+    ] = None,
+    delete: Annotated[
+        bool,
+        typer.Option("--delete", help="Remove the regions with all blocks, whatever deletionPolicy says."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete even while engines use the pool.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill a daemon that does not stop in time.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each daemon.")] = 30.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Stop the daemons of a pool on this machine. Engines go on without them.
+
+    Blocks are kept for the next `kvpool up`, unless --delete or deletionPolicy: Delete says otherwise.
+    """
+    spec = target.pool(name, file)
+    hosts = target.hosts_here(spec)
+    if host is not None and delete:  # half of a pool cannot be deleted: shared regions belong to all hosts
+        out.wrong_use("--delete removes the whole pool; leave --host out.")
+    deleting = host is None and (delete or spec.deletion_policy == "Delete")
+    if deleting and not force:
+        _refuse_while_used(spec)
+    stopped = []
+    for number in hosts if host is None else [host]:
+        done = stop(paths.daemon_lock_path(spec.name, number), timeout, kill=kill)
+        if done is not None:
+            stopped.append({"host": number, "pid": done.pid, "killed": done.killed})
+    removed = remove(region_paths(spec, hosts), real_regions().inspect) if deleting else []
+    if deleting:
+        shutil.rmtree(paths.pool_dir(spec.name), ignore_errors=True)
+    _print_down(spec, stopped, removed, deleting, output)
+
+
+def _refuse_while_used(spec: PoolSpec) -> None:
+    """Raises: KvpoolError when an engine is attached to a region that is to be removed."""
+    engines = live_engines(spec)
+    if engines:
+        listed = ", ".join(f"process {pid} (tier {tier})" for pid, tier in engines)
+        raise KvpoolError(
+            f'pool "{spec.name}" is in use by {listed}. Nothing was stopped or removed. '
+            "Stop these engines first, or add --force: they go on, with misses only."
+        )
+
+
+def _print_down(
+    spec: PoolSpec, stopped: list[dict[str, Any]], removed: list[Path], deleted: bool, output: Output
+) -> None:
+    kept = [] if deleted else [str(r.path) for r in target.regions_of(spec) if r.path.exists()]
+    if output is Output.JSON:
+        result = {"name": spec.name, "stopped": stopped, "removed": [str(p) for p in removed], "kept": kept}
+        out.print_json(result)
+        return
+    for daemon_ in stopped:
+        how = "killed" if daemon_["killed"] else "stopped"
+        out.say(f"{how} daemon {daemon_['pid']} of host {daemon_['host']}")
+    for path in removed:
+        out.say(f"removed {path}")
+    for path_ in kept:
+        out.say(f"kept {path_} with its blocks")
+    if not stopped and not removed:
+        out.say(f'pool "{spec.name}" was not running')

@@ -1,0 +1,123 @@
+"""What a command is about: a pool by name, a manifest, or a region by path."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvpool import paths
+from kvpool.errors import KvpoolError
+from kvpool.provision.plan import in_this_version
+from kvpool.spec import PoolSpec
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The pool's name.", show_default=False)
+]
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME|PATH]", help="A pool's name, or the path of a region.", show_default=False),
+]
+FileOption = Annotated[
+    str | None,
+    typer.Option("--file", "-f", metavar="FILE", help="The pool's manifest; - reads it from standard input."),
+]
+HostOption = Annotated[
+    int | None,
+    typer.Option("--host", min=0, help="Host number; else KVPOOL_HOST, else 0.", show_default=False),
+]
+
+
+def read_manifest(file: str) -> PoolSpec:
+    """The manifest in a file or on standard input. Raises: ManifestError."""
+    return PoolSpec.from_text(sys.stdin.read(), "standard input") if file == "-" else PoolSpec.from_file(file)
+
+
+def pool(name: str | None, file: str | None) -> PoolSpec:
+    """The pool that a command names, with the manifest that it was started with, if it was.
+
+    Raises:  KvpoolError for a pool that this machine does not know.
+    """
+    if (name is None) == (file is None):
+        raise typer.BadParameter("give a pool's name or -f FILE", param_hint="NAME")
+    if file is not None:
+        spec = read_manifest(file)
+        kept = paths.manifest_path(spec.name)
+        return PoolSpec.from_file(kept) if kept.exists() else spec
+    assert name is not None
+    kept = paths.manifest_path(name)
+    if not kept.exists():
+        known = ", ".join(paths.pool_names()) or "none"
+        raise KvpoolError(
+            f'no pool "{name}" on this machine (looked in {paths.runtime_dir()}; known: {known}). '
+            "Start it with 'kvpool up -f FILE'."
+        )
+    return PoolSpec.from_file(kept)
+
+
+def host_or_default(host: int | None) -> int:
+    return paths.default_host() if host is None else host
+
+
+def hosts_here(spec: PoolSpec) -> list[int]:
+    """The hosts of a pool that run, or ran, on this machine."""
+    found = set()
+    for lock in paths.pool_dir(spec.name).glob("daemon.h*.lock"):
+        number = lock.name.removeprefix("daemon.h").removesuffix(".lock")
+        if number.isdecimal():
+            found.add(int(number))
+    return sorted(found) or [paths.default_host()]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTarget:
+    """One region that a command is about. `shards`: those that this machine's hosts own."""
+
+    label: str  # for people: the tier, or the path
+    tier: str | None
+    path: Path
+    host: int
+    shards: tuple[int, ...]
+
+
+def regions(target: str | None, file: str | None, tier: str | None = None) -> list[RegionTarget]:
+    """The regions that a command names: those of a pool that are on this machine, or one by its path.
+
+    Raises:  KvpoolError when there is none.
+    """
+    if target is not None and file is None and ("/" in target or target.startswith(".")):
+        path = Path(target)
+        if not path.exists():
+            raise KvpoolError(f"{path}: no such file or device.")
+        host = paths.default_host()
+        return [RegionTarget(str(path), None, path, host, (host,))]
+    spec = pool(target, file)
+    found = [region for region in regions_of(spec) if tier in (None, region.tier)]
+    if tier is not None and not found:
+        names = ", ".join(t.name for t in spec.tiers)
+        raise KvpoolError(f'pool "{spec.name}" has no tier "{tier}" here; its tiers are {names}.')
+    present = [region for region in found if region.path.exists()]
+    if not present:
+        raise KvpoolError(
+            f"pool \"{spec.name}\" has no region on this machine. Start it with 'kvpool up -f FILE'."
+        )
+    return present
+
+
+def regions_of(spec: PoolSpec) -> list[RegionTarget]:
+    """All regions of a pool that hosts of this machine use, whether they exist or not."""
+    found: dict[Path, RegionTarget] = {}
+    for tier in spec.tiers:
+        if in_this_version(tier) is not None:
+            continue
+        for host in hosts_here(spec):
+            path = paths.region_path(spec, tier, host)
+            label = tier.name if tier.shared or host == 0 else f"{tier.name} (host {host})"
+            before = found.get(path)
+            shards = (*before.shards, spec.shard_of(tier, host)) if before else (spec.shard_of(tier, host),)
+            first = before.host if before else host
+            found[path] = RegionTarget(label, tier.name, path, first, shards)
+    return list(found.values())

@@ -1,0 +1,133 @@
+"""What is known of a pool on this machine: live from its regions, else from its daemon's last report."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvpool import paths
+from kvpool.cli import target
+from kvpool.cli.target import RegionTarget
+from kvpool.daemon import snapshot
+from kvpool.daemon.lock import holder
+from kvpool.daemon.snapshot import TierSnapshot
+from kvpool.errors import KvpoolError
+from kvpool.provision.plan import in_this_version
+from kvpool.report import Counters, NamespaceUsage
+from kvpool.spec import PoolSpec
+
+STALE_REPORT_S = 15.0  # a daemon reports every 2 s; older than this, something keeps it from doing so
+
+
+@dataclass
+class PoolView:
+    """One look at a pool."""
+
+    spec: PoolSpec
+    tiers: list[TierSnapshot] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)  # tier -> why there are no live numbers of it
+    hosts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def counters(self) -> Counters:
+        return snapshot.totals(self.tiers)
+
+    @property
+    def namespaces(self) -> list[NamespaceUsage]:
+        return [namespace for tier in self.tiers for namespace in tier.usage.namespaces]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not as it should be, in sentences."""
+        found = [f"tier {tier}: {why}" for tier, why in self.absent.items()]
+        for host in self.hosts:
+            found += [f"host {host['host']}: {problem}" for problem in host["problems"]]
+        return found
+
+    @property
+    def state(self) -> str:
+        """Ready, Degraded (it works, something is wrong), Stopped (blocks are kept) or Absent (no region)."""
+        if not self.tiers:
+            return "Absent"
+        if not any(host["running"] for host in self.hosts):
+            return "Stopped"
+        return "Degraded" if self.problems else "Ready"
+
+    def to_object(self) -> dict[str, Any]:
+        return {
+            **snapshot.pool_object(self.spec.name, self.tiers),
+            "state": self.state,
+            "deletion_policy": self.spec.deletion_policy,
+            "hosts": self.hosts,
+            "problems": self.problems,
+        }
+
+
+def look(spec: PoolSpec) -> PoolView:
+    """A fresh look at a pool."""
+    view = PoolView(spec, hosts=[_host(spec, host) for host in target.hosts_here(spec)])
+    for tier in spec.tiers:
+        why_not = in_this_version(tier)
+        if why_not is not None and not tier.optional:
+            view.absent[tier.name] = why_not
+    for region in target.regions_of(spec):
+        assert region.tier is not None
+        try:
+            view.tiers.append(_snapshot(spec, region))
+        except KvpoolError as error:
+            if not (spec.tier(region.tier).optional and not region.path.exists()):
+                view.absent[region.label] = str(error)
+    return view
+
+
+def _snapshot(spec: PoolSpec, region: RegionTarget) -> TierSnapshot:
+    from kvpool.region import Region
+
+    if not region.path.exists():
+        raise KvpoolError(f"there is no region at {region.path}")
+    assert region.tier is not None
+    with Region.open_read_only(region.path) as opened:
+        taken = snapshot.take(spec.tier(region.tier), region.path, region.host, opened)
+    taken.participants[:] = [p for p in taken.participants if p.alive]
+    return taken
+
+
+def _host(spec: PoolSpec, host: int) -> dict[str, Any]:
+    """A host's daemon: whether it runs, and what it last had to say."""
+    pid = holder(paths.daemon_lock_path(spec.name, host))
+    report = _report(spec.name, host)
+    described: dict[str, Any] = {"host": host, "running": pid is not None, "pid": pid, "problems": []}
+    if report is not None:
+        age_s = round(max(0.0, time.time() - report["updated_at"]), 1)
+        described |= {key: report[key] for key in ("node_name", "started_at", "updated_at", "scrub")}
+        described |= {"age_s": age_s, "problems": list(report["problems"])}
+        if pid is not None and age_s > STALE_REPORT_S:
+            described["problems"].append(f"the daemon (process {pid}) has not reported for {age_s:.0f} s")
+        elif pid is None:
+            described["problems"].append("the daemon ended without being stopped; start it with 'kvpool up'")
+    return described
+
+
+def _report(name: str, host: int) -> dict[str, Any] | None:
+    try:
+        report = json.loads(paths.report_path(name, host).read_text())
+        return report if report["updated_at"] >= 0 and isinstance(report["problems"], list) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or of another version: it is a help and no source of truth
+
+
+def live_engines(spec: PoolSpec) -> list[tuple[int, str]]:
+    """(process id, tier) of every engine that is attached to the pool on this machine."""
+    engines = []
+    for region in target.regions_of(spec):
+        if not region.path.exists() or region.tier is None:
+            continue
+        try:
+            taken = _snapshot(spec, region)
+        except KvpoolError:
+            continue  # damaged, or of another version: nobody can be using it
+        engines += [(p.pid, region.tier) for p in taken.participants if p.role == "engine"]
+    return [(pid, tier) for pid, tier in engines if pid != os.getpid()]

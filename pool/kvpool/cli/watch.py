@@ -1,0 +1,168 @@
+"""`kvpool status` and `kvpool explain`: how a pool is doing, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kvpool import paths
+from kvpool.cli import output as out
+from kvpool.cli import target
+from kvpool.cli.output import Output, OutputOption
+from kvpool.cli.view import PoolView, look
+from kvpool.explain import Explanation, Reason
+from kvpool.explain import explain as explained
+from kvpool.quantity import human_bytes
+from kvpool.spec import PoolSpec
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+@out.reports_errors
+def status(
+    name: target.NameArgument = None,
+    file: target.FileOption = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show how full the pools on this machine are, who uses them and how often blocks are hit."""
+    specs = _specs(name, file)
+    if not watch:
+        _show([look(spec) for spec in specs], output)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            views = [look(spec) for spec in specs]
+            if output is Output.JSON:  # one line a look, so that a reader knows where each ends
+                sys.stdout.write(json.dumps(_object(views)) + "\n")
+                sys.stdout.flush()
+            else:
+                if sys.stdout.isatty():
+                    sys.stdout.write(CLEAR)
+                _show(views, output)
+            time.sleep(interval)
+
+
+def _specs(name: str | None, file: str | None) -> list[PoolSpec]:
+    if name is None and file is None:
+        return [target.pool(known, None) for known in paths.pool_names()]
+    return [target.pool(name, file)]
+
+
+def _object(views: list[PoolView]) -> dict[str, Any]:
+    return {"pools": [view.to_object() for view in views]}
+
+
+def _show(views: list[PoolView], output: Output) -> None:
+    if output is Output.JSON:
+        out.print_json(_object(views))
+    elif not views:
+        out.say(f"no pools on this machine (looked in {paths.runtime_dir()})")
+    for number, view in enumerate(views if output is Output.TABLE else []):
+        if number:
+            out.say("")
+        _show_pool(view)
+
+
+def _show_pool(view: PoolView) -> None:
+    counters = view.counters
+    out.say(f"{view.spec.name}: {view.state}")
+    rows: list[dict[str, object]] = []
+    for tier in view.tiers:
+        usage = tier.usage
+        rows.append(
+            {
+                "tier": tier.name if tier.host in (None, 0) else f"{tier.name} (host {tier.host})",
+                "medium": tier.medium,
+                "used": human_bytes(usage.used_bytes),
+                "of": human_bytes(usage.capacity_bytes),
+                "full": f"{100 * usage.used_bytes / max(usage.capacity_bytes, 1):.0f}%",
+                "blocks": usage.blocks,
+                "evictions": tier.counters.evictions,
+                "path": tier.path,
+            }
+        )
+    out.print_table(rows, numbers=("used", "of", "full", "blocks", "evictions"))
+    rate = f"{counters.hit_rate:.1%}" if counters.lookups else "-"
+    misses = ", ".join(f"{reason} {count}" for reason, count in _by_weight(counters.misses)) or "none"
+    out.say(f"hit rate {rate}: {counters.hits} of {counters.lookups} looked-up blocks; misses: {misses}")
+    stored = f"stored {counters.stored} blocks, {human_bytes(counters.bytes_stored)}"
+    out.say(f"{stored}; {_declined(counters.declined)}")
+    out.say(f"daemons: {', '.join(map(_daemon, view.hosts))}; attached: {_participants(view)}")
+    for problem in view.problems:
+        out.say(f"problem: {problem}")
+
+
+def _by_weight(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(((k, v) for k, v in counts.items() if v), key=lambda item: (-item[1], item[0]))
+
+
+def _declined(declined: dict[str, int]) -> str:
+    return "declined: " + (", ".join(f"{reason} {n}" for reason, n in _by_weight(declined)) or "none")
+
+
+def _daemon(host: dict[str, Any]) -> str:
+    return f"host {host['host']} " + (f"process {host['pid']}" if host["running"] else "not running")
+
+
+def _participants(view: PoolView) -> str:
+    engines = {(p.host, p.pid) for tier in view.tiers for p in tier.participants if p.role == "engine"}
+    return f"{len(engines)} engine process{'' if len(engines) == 1 else 'es'}"
+
+
+@out.reports_errors
+def explain(
+    name: target.NameArgument = None,
+    file: target.FileOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say why the hit rate of a pool is what it is, and what to do about it."""
+    spec = target.pool(name, file)
+    view = look(spec)
+    explanation = explained(view.counters, view.namespaces)
+    if output is Output.JSON:
+        out.print_json({"name": spec.name, **asdict(explanation), "problems": view.problems})
+        return
+    _show_explanation(explanation)
+    for problem in view.problems:
+        out.say(f"problem: {problem}")
+
+
+def _show_explanation(explanation: Explanation) -> None:
+    out.say(explanation.headline)
+    if explanation.advice:
+        out.say(f"What to do: {explanation.advice}")
+    _show_reasons("misses", explanation.misses)
+    _show_reasons("stores declined", explanation.declined)
+    for difference in explanation.namespaces:
+        out.say("")
+        out.say(
+            f"Namespace {difference.namespace} ({difference.blocks} blocks) cannot use the "
+            f"{difference.nearest_blocks} blocks of {difference.nearest}:"
+        )
+        out.print_table(
+            [
+                {"field": d.field, "here": d.here, "there": d.there, "what to do": d.advice}
+                for d in difference.differences
+            ]
+        )
+
+
+def _show_reasons(title: str, reasons: tuple[Reason, ...]) -> None:
+    if not reasons:
+        return
+    out.say("")
+    out.print_table(
+        [
+            {title: r.reason, "blocks": r.count, "share": f"{r.share:.1%}", "meaning": r.meaning}
+            for r in reasons
+        ],
+        numbers=("blocks", "share"),
+    )
