@@ -61,7 +61,7 @@ class Geometry:
     align_bytes: int | None = None
     coherence: Coherence = "hardware"
 
-    def _arguments(self, path: str) -> dict[str, int | bool]:
+    def _arguments(self, path: str | None) -> dict[str, int | bool]:
         return {
             "region_bytes": self.capacity_bytes,
             "hosts": self.hosts,
@@ -69,13 +69,13 @@ class Geometry:
             "extent_bytes": self.extent_bytes or 0,
             "participants": self.participants,
             "namespaces": self.namespaces,
-            "align_bytes": self.align_bytes or medium_align(path),
+            "align_bytes": self.align_bytes or (medium_align(path) if path is not None else 4096),
             "hardware_coherent": self.coherence == "hardware",
         }
 
-    def plan(self, path: str | Path = "/dev/null") -> dict[str, int | str]:
-        """The sizes that a region of this geometry would have. Raises GeometryError when they do not fit."""
-        plan: dict[str, int | str] = _native.plan(**self._arguments(str(path)))
+    def plan(self, path: str | Path | None = None) -> dict[str, int | str]:
+        """The sizes that a region of this geometry would have at `path` (None: in a file). Raises GeometryError when they do not fit."""
+        plan: dict[str, int | str] = _native.plan(**self._arguments(None if path is None else os.fspath(path)))
         return plan
 
 

@@ -229,13 +229,24 @@ void Region::ensure_writer() {
   if (read_only_) throw Error(ErrorKind::Region, "region " + path_ + ": opened read-only. Attach as a participant to do this.");
 }
 
+void Region::refresh() {
+  std::lock_guard<std::mutex> lock(lookup_);
+  fault_guarded([&] { transfer_->refresh(); });   // a medium that fails now fails in the probe too, and there it is a reason
+}
+
+void Region::lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found) {
+  std::lock_guard<std::mutex> lock(lookup_);
+  if (!fault_guarded([&] { transfer_->lookup_group(keys, n, outcomes, found); })) std::fill_n(outcomes, n, Outcome::TierError);
+}
+
 void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
   ensure_open();
   const uint64_t start = now_ns();
+  refresh();
   for (uint64_t i = 0; i < n; i += kGroup) {
     const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
     Outcome outcomes[kGroup];
-    if (!fault_guarded([&] { transfer_->lookup_group(keys + i, group, outcomes, nullptr); })) std::fill_n(outcomes, group, Outcome::TierError);
+    lookup_group(keys + i, group, outcomes, nullptr);
     for (uint32_t k = 0; k < group; ++k) codes[i + k] = static_cast<uint8_t>(outcomes[k]);
   }
   if (!read_only_ && n != 0) fault_guarded([&] { attached_->count(kLookupLatency + latency_bucket(now_ns() - start, kLatencyBuckets)); });
@@ -247,10 +258,11 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
   uint64_t bytes = 0;
   std::vector<Piece> pieces(to.pieces);
   std::vector<Found> found(kGroup);
+  refresh();
   for (uint64_t i = 0; i < n; i += kGroup) {
     const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
     Outcome outcomes[kGroup];
-    if (!fault_guarded([&] { transfer_->lookup_group(keys + i, group, outcomes, found.data()); })) std::fill_n(outcomes, group, Outcome::TierError);
+    lookup_group(keys + i, group, outcomes, found.data());
     for (uint32_t k = 0; k < group; ++k) {
       if (outcomes[k] == Outcome::Ok) {
         to.block(i + k, pieces.data());
@@ -278,11 +290,12 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   std::vector<Piece> pieces(from.pieces);
   std::vector<Found> found(kGroup);
+  refresh();
   uint64_t by_code[kOutcomes] = {};
   for (uint64_t i = 0; i < n; i += kGroup) {
     const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
     Outcome outcomes[kGroup];
-    if (!fault_guarded([&] { transfer_->lookup_group(keys + i, group, outcomes, found.data()); })) std::fill_n(outcomes, group, Outcome::TierError);
+    lookup_group(keys + i, group, outcomes, found.data());
     for (uint32_t k = 0; k < group; ++k) {
       Outcome one = Outcome::TierError;
       if (outcomes[k] == Outcome::Ok) {

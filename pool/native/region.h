@@ -102,8 +102,8 @@ class Region {
   bool lock_participant(uint32_t host, uint32_t index);
   void unlock_participant(uint32_t host, uint32_t index);
   bool participant_alive(uint32_t host, uint32_t index);
-  template <class F>
-  void guarded_scan(F f);
+  void refresh();
+  void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
 
   std::string path_;
   Superblock superblock_{};
@@ -117,6 +117,7 @@ class Region {
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
   std::mutex allocator_;          // Slots and namespace rows are one thread's at a time
+  std::mutex lookup_;             // so is the replica
   std::mutex maintenance_;
 };
 

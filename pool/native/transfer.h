@@ -3,8 +3,10 @@
 // With the payload checksum checked, header and payload are one round and no re-read is needed for safety (PROTOCOL 2, last paragraph);
 // the slot word is read again only to name the reason of a miss.
 #pragma once
+#include <memory>
 #include <vector>
 
+#include "replica.h"
 #include "slots.h"
 
 namespace kvp {
@@ -133,10 +135,17 @@ inline constexpr uint32_t kGroup = 64;   // keys whose cache misses overlap; eno
 template <Memory M>
 class Transfer {
  public:
-  explicit Transfer(Attached<M>& a) : a_(a), m_(a.mem), namespaces_(a), slots_(a) {}
+  explicit Transfer(Attached<M>& a) : a_(a), m_(a.mem), namespaces_(a), slots_(a) {
+    if (a.hosts() > 1) replica_ = std::make_unique<Replica<M>>(a);
+  }
 
   Namespaces<M>& namespaces() { return namespaces_; }
   Slots<M>& slots() { return slots_; }
+
+  // Once before the groups of a call: what other hosts stored before now is found.
+  void refresh() {
+    if (replica_ != nullptr) replica_->refresh();
+  }
 
   // codes[i]: Ok, Evicted, FailedChecksum (of a header) or NeverStored. At most kGroup keys; `found` may be null. No side effects.
   void lookup_group(const Key* keys, uint32_t n, Outcome* codes, Found* found) {
@@ -144,10 +153,9 @@ class Transfer {
     for (uint32_t i = 0; i < n; ++i) codes[i] = Outcome::NeverStored;
     uint32_t missing = n;
     probe_shard(a_.home(), keys, n, codes, found, missing);   // own shard first: no invalidates
-    for (uint32_t h = 0; h < a_.hosts() && missing != 0; ++h) {
-      const ShardMap& s = a_.shard(HostIndex{h});
-      if (HostIndex{h} != a_.self && somebody_was_there(s)) probe_shard(s, keys, n, codes, found, missing);
-    }
+    if (missing != 0 && replica_ != nullptr) probe_replica(keys, n, codes, found, missing);
+    for (uint32_t h = 0; h < a_.hosts() && missing != 0; ++h)
+      if (HostIndex{h} != a_.self && !replica_->covers(HostIndex{h})) probe_shard(a_.shard(HostIndex{h}), keys, n, codes, found, missing);
   }
 
   // Copies a found block out and verifies it. `pieces` add up to block_bytes.
@@ -248,12 +256,41 @@ class Transfer {
   }
 
  private:
-  bool somebody_was_there(const ShardMap& s) {
-    if (m_.load_word(s.header()) != 0) return true;
-    if (!a_.fresh(s.host())) return false;
-    m_.invalidate(s.header(), 8);
-    m_.full_fence();
-    return m_.load_word(s.header()) != 0;
+  // One probe of our own memory for all other hosts, then the headers that it names.
+  void probe_replica(const Key* keys, uint32_t n, Outcome* codes, Found* found, uint32_t& missing) {
+    struct Place {
+      HostIndex host;
+      SlotId slot;
+    };
+    constexpr uint32_t kPlaces = 4;   // blocks with one fingerprint: the same block on several hosts, seldom another one
+    Place places[kGroup][kPlaces];
+    uint32_t counts[kGroup];
+    bool any_fresh = false;
+    for (uint32_t i = 0; i < n; ++i)
+      if (codes[i] != Outcome::Ok) replica_->prefetch(keys[i]);
+    for (uint32_t i = 0; i < n; ++i) {
+      counts[i] = 0;
+      if (codes[i] == Outcome::Ok) continue;
+      const bool ghost = replica_->probe(keys[i], [&](HostIndex h, SlotId slot) {
+        if (counts[i] == kPlaces) return;
+        places[i][counts[i]++] = {h, slot};
+        const Offset at = a_.shard(h).slot_header(slot);
+        if (a_.fresh(h)) m_.invalidate(at, kLineBytes), any_fresh = true;   // load.header.inv
+        else m_.prefetch(at);
+      });
+      if (ghost && codes[i] == Outcome::NeverStored) codes[i] = Outcome::Evicted;
+    }
+    if (any_fresh) m_.full_fence();                                         // load.header.fence
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t k = 0; k < counts[i]; ++k) {
+        const ShardMap& s = a_.shard(places[i][k].host);
+        const Header header = a_.load_header(s, places[i][k].slot);         // load.header
+        if (header.word().state() != SlotState::Stable || !header.right || header.key() != keys[i]) continue;
+        codes[i] = Outcome::Ok;
+        if (found != nullptr) found[i] = {s.host(), places[i][k].slot, header.h};
+        --missing;
+        break;
+      }
   }
 
   // In rounds: invalidate all, fence once, then load, so that the misses overlap.
@@ -317,6 +354,7 @@ class Transfer {
   M& m_;
   Namespaces<M> namespaces_;
   Slots<M> slots_;
+  std::unique_ptr<Replica<M>> replica_;   // of the other hosts' directories; none with one host
 };
 
 }  // namespace kvp
