@@ -62,9 +62,8 @@ check-python: $(VENV)/.installed
 
 check-native: $(VENV)/.installed
 	@clang-format --dry-run -Werror $(NATIVE_TEXT)
-	@$(BIN)/python -c 'import nanobind; print(nanobind.cmake_dir())' >/dev/null
-	@cmake -S . -B $(TIDY_DIR) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DKVPOOL_WERROR=ON \
-		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
+	@cmake -S . -B $(TIDY_DIR) -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DKVPOOL_WERROR=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	@cmake --build $(TIDY_DIR) --target kvpool_core -- --quiet
 	@printf '%s\n' $(NATIVE_UNITS) | xargs -P 2 -n 1 clang-tidy --quiet -p $(TIDY_DIR)
 
 check-tests: $(VENV)/.installed
