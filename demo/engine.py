@@ -1,7 +1,7 @@
-"""One vLLM engine in a process of its own, driven by lines of JSON: commands on stdin, answers on a pipe of their own.
+"""One vLLM engine in a process of its own, driven by lines of JSON: commands on stdin, answers on a pipe.
 
-The engine runs in this very process, without helpers, so that a time measured here has no process switches in it.
-Its log goes to stderr.
+The engine runs in this very process, without helpers, so that a time measured here has no process switches in
+it. Its log goes to stderr.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class Engine:
         """The same tokens for the same name in every process."""
         return random.Random(name).choices(range(TOKEN_FIRST, min(self.vocabulary, 30000)), k=tokens)
 
-    def generate(self, name: str, tokens: int, output_tokens: int, repeats: int, forget: bool) -> dict[str, Any]:
-        """Run one prompt `repeats` times. `forget`: with the engine's own prefix cache emptied before each time."""
+    def generate(
+        self, name: str, tokens: int, output_tokens: int, repeats: int, forget: bool
+    ) -> dict[str, Any]:
+        """Run one prompt `repeats` times. `forget`: empty the engine's own prefix cache before each."""
         times, cached, outputs = [], [], []
         for _ in range(repeats):
             if forget:
@@ -72,7 +74,9 @@ class Engine:
     def _once(self, prompt: list[int], output_tokens: int) -> tuple[float, int, list[int]]:
         from vllm import SamplingParams
 
-        parameters = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)
+        parameters = SamplingParams(
+            temperature=0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
+        )
         engine = self.llm.llm_engine
         self._request_count += 1
         first: float | None = None

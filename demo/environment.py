@@ -1,7 +1,7 @@
-"""The engine's environment: vLLM for CPU in a virtualenv of its own, outside the checkout, with kvpool installed beside it.
+"""The engine's environment: vLLM for CPU in a virtualenv outside the checkout, with kvpool beside it.
 
-kvpool must not move a single version that the engine chose. That is checked at every install: what was there before is
-there after, and what `pip check` says is the same.
+kvpool must not move a single version that the engine chose. That is checked at every install: what was there
+before is there after, and what `pip check` says is the same.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ def cache_folder() -> Path:
 
 
 def engine_folder() -> Path:
-    """Where the engine's environment lies. It depends on the Python that runs this, and on what is to be installed."""
+    """Where the engine's environment lies.
+
+    It depends on the Python that runs this, and on what is to be installed.
+    """
     wanted = "\n".join([TORCH, ENGINE, REQUIREMENTS.read_text()])
     short = hashlib.sha256(wanted.encode()).hexdigest()[:8]
     return cache_folder() / f"{ENGINE.replace('==', '-')}-py{_python_version(_base_python())}-{short}"
 
 
 def find_engine_python() -> Path | None:
-    """The Python of an engine environment that is ready: the one that was named, else the one that `make demo` made."""
+    """The Python of an engine environment that is ready:
+
+    the one that was named, else the one that `make demo` made.
+    """
     named = os.environ.get(PYTHON_VARIABLE)
     if named:
         return Path(named)
@@ -81,7 +87,8 @@ def _make(folder: Path, say: Say) -> None:
     _run([base, "-m", "venv", folder])
     python = folder / "bin" / "python"
     _run([python, "-m", "pip", "install", "--quiet", "uv"])
-    # Compiled once here: an engine imports some thousand modules, and compiling them takes half a minute at each start.
+    # Compiled once here: an engine imports some thousand modules, and compiling them takes half a minute at
+    # each start.
     install = [folder / "bin" / "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
     for what, arguments in (
         (TORCH, [TORCH]),
@@ -104,9 +111,26 @@ def _install_kvpool(folder: Path, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix="kvpool-wheel-") as wheels:
         _run([uv, "build", "--quiet", "--wheel", "--python", python, "--out-dir", wheels, ROOT])
         (wheel,) = Path(wheels).glob("kvpool-*.whl")
-        _run([uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--reinstall-package", "kvpool", wheel])
+        _run(
+            [
+                uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--compile-bytecode",
+                "--python",
+                python,
+                "--reinstall-package",
+                "kvpool",
+                wheel,
+            ]
+        )
     after, complaints_after = _packages(uv, python), _complaints(uv, python)
-    moved = sorted(f"{name} {version} -> {after.get(name)}" for name, version in before.items() if after.get(name) != version)
+    moved = sorted(
+        f"{name} {version} -> {after.get(name)}"
+        for name, version in before.items()
+        if after.get(name) != version
+    )
     if moved or complaints_after != complaints_before:
         shutil.rmtree(folder)
         raise SetupError(
@@ -126,7 +150,9 @@ def _packages(uv: Path, python: Path) -> dict[str, str]:
 
 def _complaints(uv: Path, python: Path) -> list[str]:
     """What does not fit, one line each. vLLM's own complaint about torch's local version is expected."""
-    told = subprocess.run([uv, "pip", "check", "--python", python], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [uv, "pip", "check", "--python", python], capture_output=True, text=True, check=False
+    )
     lines = (told.stdout + told.stderr).splitlines()
     return sorted(line for line in lines if line.startswith("The package"))
 
@@ -151,8 +177,8 @@ def _base_python() -> str:
         if found:
             return found
     raise SetupError(
-        f"vLLM needs Python 3.11 to 3.13, this is {sys.version_info[0]}.{sys.version_info[1]} and no other was found. "
-        f"Install one, or set {PYTHON_VARIABLE} to the Python of an environment with vLLM and kvpool."
+        f"vLLM needs Python 3.11 to 3.13, this is {'.'.join(map(str, sys.version_info[:2]))} and no other "
+        f"was found. Install one, or set {PYTHON_VARIABLE} to the Python of an environment with vLLM and kvpool."
     )
 
 

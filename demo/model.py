@@ -7,14 +7,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-# The default spread of 0.02 makes a random model repeat one token whatever the prompt says. At 0.2 the greedy tokens depend on
-# the whole context, so a wrong KV block changes them.
+# The default spread of 0.02 makes a random model repeat one token whatever the prompt says. At 0.2 the greedy
+# tokens depend on the whole context, so a wrong KV block changes them.
 INIT_SPREAD = 0.2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model. `demo` is big enough that prefill is worth saving on two cores, `tiny` is for tests."""
+    """Sizes of the model.
+
+    `demo` is big enough that prefill is worth saving on two cores, `tiny` is for tests.
+    """
 
     hidden: int
     layers: int
@@ -28,7 +31,11 @@ class Shape:
         head = self.hidden // self.heads
         kv = head * self.kv_heads
         attention = self.hidden * (2 * self.hidden + 2 * kv) + self.hidden + 2 * kv
-        return self.layers * (attention + 6 * self.hidden**2 + 2 * self.hidden) + 2 * self.vocab * self.hidden + self.hidden
+        return (
+            self.layers * (attention + 6 * self.hidden**2 + 2 * self.hidden)
+            + 2 * self.vocab * self.hidden
+            + self.hidden
+        )
 
 
 SHAPES = {
@@ -38,7 +45,10 @@ SHAPES = {
 
 
 def make_model(out: Path, shape: Shape, *, seed: int = 0) -> Path:
-    """Write a Qwen2-type model with random float32 weights to `out`; nothing is done when it is there already."""
+    """Write a Qwen2-type model with random float32 weights to `out`;
+
+    nothing is done when it is there already.
+    """
     done = out / "kvpool-demo.json"
     wanted = {"shape": vars(shape), "seed": seed, "spread": INIT_SPREAD}
     if done.exists() and json.loads(done.read_text()) == wanted:

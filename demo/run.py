@@ -4,9 +4,10 @@
     SMALL=1 make demo       rows at 512 and 2,048 tokens
     MODEL=path make demo    with a model of your own instead of a random one
 
-Four engines, each a process of its own: one without a pool (the tokens that are right, the cold times and, as the
-yardstick, its own prefix cache), A on host 0 (computes and stores), then B on host 1 and A again in a new process. The
-last two and the yardstick are measured in turns, so that a busy machine disturbs all three alike.
+Four engines, each a process of its own: one without a pool (the tokens that are right, the cold times and, as
+the yardstick, its own prefix cache), A on host 0 (computes and stores), then B on host 1 and A again in a new
+process. The last two and the yardstick are measured in turns, so that a busy machine disturbs all three
+alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import ROOT, SetupError, cache_folder, make_engine_environment
-from model import SHAPES, make_model
+from model import SHAPES
 
 DEMO = Path(__file__).resolve().parent
 MANIFEST = DEMO / "pool.yaml"
@@ -119,7 +120,9 @@ class Engine:
         if not line:
             code = self._process.wait()
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
-            raise SetupError(f"{self.name} ended with exit code {code}. The end of its log ({self.log}):\n{tail}")
+            raise SetupError(
+                f"{self.name} ended with exit code {code}. The end of its log ({self.log}):\n{tail}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -127,7 +130,11 @@ class Engine:
 def kvpool(*arguments: str) -> str:
     """Run the command line of this checkout's environment."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvpool", *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "kvpool", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode:
         raise SetupError(f"kvpool {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
@@ -164,7 +171,7 @@ def measure(rows: tuple[Row, ...], start: Any) -> tuple[list[dict[str, Any]], di
             right[name], cold[name] = answer["outputs"], answer["ttft_s"]
             answer = first.generate(name, row.tokens)
             stored[name] = answer
-            say(f"{row.tokens:6} tokens: cold {cold[name]:7.3f} s, engine A computed and stored in {answer['ttft_s']:7.3f} s")
+            say(f"{row.tokens:6} tokens: cold {cold[name]:.3f} s, with storing {answer['ttft_s']:.3f} s")
     first.stop()
 
     other, again = start("engine-B", 1), start("engine-A-again", 0)
@@ -206,7 +213,10 @@ def measure(rows: tuple[Row, ...], start: Any) -> tuple[list[dict[str, Any]], di
                 "sharing_gap": middle["cross"] / middle["same"] - 1,
             }
         )
-        say(f"{row.tokens:6} tokens: hit from the other host {middle['cross']:.4f} s, own prefix cache {middle['own']:.4f} s")
+        say(
+            f"{row.tokens:6} tokens: own prefix cache {middle['own']:.4f} s, "
+            f"same host {middle['same']:.4f} s, other host {middle['cross']:.4f} s"
+        )
     details = {"ttft_each_s": hits, "engine_B": other.metrics(), "engine_A_again": again.metrics()}
     for engine in (plain, other, again):
         engine.stop()
@@ -220,7 +230,18 @@ def warm_up(engine: Engine) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = ("tokens", "cold s", "own cache s", "same host s", "other host s", "cold/other", "other/own", "gap", "hit tokens", "equal")
+    head = (
+        "tokens",
+        "cold s",
+        "own cache s",
+        "same host s",
+        "other host s",
+        "cold/other",
+        "other/own",
+        "gap",
+        "hit tokens",
+        "equal",
+    )
     body = [
         (
             f"{row['prompt_tokens']:,}",
@@ -237,7 +258,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in [head, *body])
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [head, *body]
+    )
 
 
 def run() -> int:
@@ -250,11 +274,15 @@ def run() -> int:
     if not model:
         model = str(folder / "model")
         say(f"model: Qwen2 type, {SHAPES['demo'].parameters / 1e6:.0f} M random parameters, in {model}")
-        subprocess.run([python, DEMO / "model.py", model, "--shape", "demo"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [python, DEMO / "model.py", model, "--shape", "demo"], check=True, stdout=subprocess.DEVNULL
+        )
     kvpool("status")  # the checkout's own environment works
     free = shutil.disk_usage("/dev/shm").free
     if free < 4 << 30:
-        raise SetupError(f"/dev/shm has {free / 2**30:.1f} GiB free, the demo needs 4. Enlarge it, or change demo/pool.yaml.")
+        raise SetupError(
+            f"/dev/shm has {free / 2**30:.1f} GiB free, it needs 4. Enlarge it, or change demo/pool.yaml."
+        )
 
     def start(name: str, host: int | None) -> Engine:
         return Engine(
@@ -279,7 +307,10 @@ def run() -> int:
     print()
     print(table(result))
     print()
-    print(f"pool: {pool['lookups']:,} blocks asked for, {pool['hits']:,} served, hit rate {pool['hit_rate']:.1%}, misses {pool['misses']}")
+    print(
+        f"pool: {pool['lookups']:,} blocks asked for, {pool['hits']:,} served, "
+        f"hit rate {pool['hit_rate']:.1%}, misses {pool['misses']}"
+    )
     print(f"written: {RESULT}")
     if not all(row["tokens_equal"] for row in result):
         print("FAILED: tokens differ from the run without a pool", file=sys.stderr)

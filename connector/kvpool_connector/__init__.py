@@ -1,4 +1,4 @@
-"""Adapters that give an LLM engine the pool. One engine a module; nothing here imports an engine until it is asked to.
+"""Adapters that give an LLM engine the pool, one engine a module. No engine is imported before its module is.
 
-    kvpool_connector.vllm    `KVPoolConnector`, loaded by vLLM through its module path
+kvpool_connector.vllm    `KVPoolConnector`, loaded by vLLM through its module path
 """

@@ -1,7 +1,7 @@
 """A fingerprint of a model's weights: equal for equal files, different when any tensor was trained further.
 
-Reading tens of gigabytes at each start would take longer than the pool saves, so the default reads a few pages of
-every tensor. A change of a few values in one tensor can escape that; `full` reads every byte.
+Reading tens of gigabytes at each start would take longer than the pool saves, so the default reads a few
+pages of every tensor. A change of a few values in one tensor can escape that; `full` reads every byte.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def fingerprint(files: Iterable[Path], config: Mapping[str, Any], thoroughness: Thoroughness = "sampled") -> str:
-    """Hex digest over the files' sizes and content and over the configuration; names of folders do not count."""
+def fingerprint(
+    files: Iterable[Path], config: Mapping[str, Any], thoroughness: Thoroughness = "sampled"
+) -> str:
+    """Hex digest over the files' sizes and content and over the configuration, not over folders' names."""
     digest = hashlib.sha256(f"kvpool-weights-1:{thoroughness}".encode())
     digest.update(_canonical(config))
     for path in files:
@@ -97,7 +99,7 @@ def _spread(start: int, end: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def find_weights(model: str, *, revision: str | None = None, cache_folder: str | None = None) -> list[Path]:
-    """The weight files of a model given as a folder, as one file, or by its hub name when it was downloaded before.
+    """The weight files of a model: a folder, one file, or the name of one that was downloaded from the hub.
 
     Empty when there are none that can be read here.
     """
@@ -108,7 +110,9 @@ def find_weights(model: str, *, revision: str | None = None, cache_folder: str |
         try:
             from huggingface_hub import snapshot_download
 
-            path = Path(snapshot_download(model, revision=revision, cache_dir=cache_folder, local_files_only=True))
-        except Exception:  # not downloaded, not a hub name, no such package: all mean that there are no files here
+            path = Path(
+                snapshot_download(model, revision=revision, cache_dir=cache_folder, local_files_only=True)
+            )
+        except Exception:  # not downloaded, not a hub name, no such package: there are no files here
             return []
     return weight_files(path)

@@ -1,4 +1,4 @@
-"""A pool that never takes its engine down: where it cannot answer, the answer is None, and the engine computes."""
+"""A pool that never takes its engine down: its answer to a failure is None, and the engine computes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GuardedPool:
                 self._silent_until = self._clock() + LOG_INTERVAL_S
         if news:
             logger.error(
-                "kvpool_failed error=%r: its blocks are misses until it answers again; the engine computes them",
+                "kvpool_failed error=%r: its blocks are misses until it answers again",
                 error,
                 exc_info=error,
             )

@@ -1,7 +1,7 @@
 """Which vLLM engines may use the pool, and what must be equal for two of them to share blocks.
 
-Works on the engine's configuration objects as they are, without importing the engine. Whatever is missing in an older
-or newer version has a default here.
+Works on the engine's configuration objects as they are, without importing the engine. Whatever is missing in
+an older or newer version has a default here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from .settings import Settings, SettingsError
 
 # Cache groups whose blocks hold the whole KV of their tokens and depend on nothing but the tokens before.
 WHOLE_BLOCK_SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
-# 32-byte hashes that cannot be made to collide. The others are also shorter than the pool's keys are made from.
+# 32-byte hashes that cannot be made to collide. The others are shorter, too.
 CRYPTOGRAPHIC_HASHES = frozenset({"sha256", "sha256_cbor"})
-# Drafting that keeps no KV of its own. Every other kind puts entries into the cache that depend on later tokens.
+# Drafting that keeps no KV of its own. What every other kind puts into the cache depends on later tokens.
 DRAFTS_WITHOUT_KV = frozenset({"ngram", "ngram_gpu", "suffix"})
 # KV cache types whose scales are constants of the model or absent.
-PLAIN_CACHE_TYPES = frozenset({"auto", "float32", "float16", "half", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"})
+PLAIN_CACHE_TYPES = frozenset(
+    {"auto", "float32", "float16", "half", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
+)
 # Ways to stretch positions that look at the engine's length limit.
 LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "su", "dynamic", "dynamic_alpha"})
 
@@ -50,8 +52,9 @@ def refuse_unsupported(config: Any, cache_config: Any, *, loads: bool) -> None:
     ):
         if getattr(parallel, name, 1) > 1:
             raise SettingsError(
-                f"kvpool: {name}={getattr(parallel, name)} is not supported: a block's KV would be spread over ranks "
-                f"that do not know of each other's failed loads. Set {option} 1, or leave the connector out."
+                f"kvpool: {name}={getattr(parallel, name)} is not supported: a block's KV would be "
+                "spread over ranks that do not know of each other's failed loads. "
+                f"Set {option} 1, or leave the connector out."
             )
     _refuse_groups(cache_config)
     _refuse_cache_types(config)
@@ -59,14 +62,14 @@ def refuse_unsupported(config: Any, cache_config: Any, *, loads: bool) -> None:
     method = getattr(speculative, "method", None)
     if speculative is not None and method not in DRAFTS_WITHOUT_KV:
         raise SettingsError(
-            f"kvpool: speculative method {method!r} keeps KV that depends on tokens behind the block, so that equal "
-            f"block hashes do not mean equal blocks. Use one of {', '.join(sorted(DRAFTS_WITHOUT_KV))}, or none."
+            f"kvpool: speculative method {method!r} keeps KV that depends on tokens behind the block: "
+            f"equal hashes do not mean equal blocks. Use {', '.join(sorted(DRAFTS_WITHOUT_KV))}, or none."
         )
     policy = getattr(config.kv_transfer_config, "kv_load_failure_policy", "recompute")
     if loads and policy != "recompute":
         raise SettingsError(
-            f"kvpool: kv_load_failure_policy is {policy!r}: a request whose block was damaged or evicted would end "
-            'with an error. Set "kv_load_failure_policy": "recompute" in --kv-transfer-config '
+            f"kvpool: kv_load_failure_policy is {policy!r}: a request whose block was damaged or evicted "
+            'would end with an error. Set "kv_load_failure_policy": "recompute" in --kv-transfer-config '
             "(with MultiConnector: there, and again in this connector's own entry)."
         )
 
@@ -76,20 +79,22 @@ def _refuse_groups(cache_config: Any) -> None:
     if len(groups) != 1:
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
         raise SettingsError(
-            f"kvpool: the model has {len(groups)} KV cache groups ({', '.join(kinds)}); this version supports one "
-            "group of full attention. Models that mix in sliding windows work with "
-            "--disable-hybrid-kv-cache-manager; models with Mamba or other recurrent layers do not work yet."
+            f"kvpool: the model has {len(groups)} KV cache groups ({', '.join(kinds)}); this version "
+            "supports one group of full attention. Models that mix in sliding windows work with "
+            "--disable-hybrid-kv-cache-manager; models with recurrent layers (Mamba) do not work yet."
         )
     for spec in _layer_specs(groups[0].kv_cache_spec):
         kind = type(spec).__name__
         if kind not in WHOLE_BLOCK_SPECS:
             raise SettingsError(
-                f"kvpool: KV cache of kind {kind} is not supported: its blocks do not hold all KV of their tokens. "
+                f"kvpool: KV cache of kind {kind} is not supported: its blocks lack KV of their tokens. "
                 f"Supported: {', '.join(sorted(WHOLE_BLOCK_SPECS))}. A sliding-window model works with "
                 "--disable-hybrid-kv-cache-manager."
             )
         if getattr(spec, "non_causal", False):
-            raise SettingsError("kvpool: the model attends to later tokens; its blocks cannot be shared by prefix.")
+            raise SettingsError(
+                "kvpool: the model attends to later tokens; its blocks cannot be shared by prefix."
+            )
 
 
 def _layer_specs(spec: Any) -> list[Any]:
@@ -102,13 +107,13 @@ def _refuse_cache_types(config: Any) -> None:
     cache_type = str(config.cache_config.cache_dtype)
     if cache_type not in PLAIN_CACHE_TYPES:
         raise SettingsError(
-            f"kvpool: --kv-cache-dtype {cache_type} is not supported: its scales may lie outside of the blocks. "
+            f"kvpool: --kv-cache-dtype {cache_type} is not supported: its scales may lie outside the blocks. "
             f"Use one of {', '.join(sorted(PLAIN_CACHE_TYPES))}."
         )
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise SettingsError(
-            "kvpool: --calculate-kv-scales makes scales from an engine's first requests: its blocks mean something "
-            "else to every other engine. Leave it out, and use a model that brings its scales."
+            "kvpool: --calculate-kv-scales makes scales from an engine's first requests: its blocks mean "
+            "something else to every other engine. Leave it out, and use a model that brings its scales."
         )
 
 
@@ -121,23 +126,25 @@ def block_tokens(config: Any, cache_config: Any) -> tuple[int, int]:
     return block, hashed
 
 
-def hash_scheme(config: Any, hashed_tokens: int, *, environment: Mapping[str, str], fixed_seed: str | None) -> str:
-    """What the engine's block hashes are made with. `fixed_seed`: the version's own default seed, None if random.
+def hash_scheme(
+    config: Any, hashed_tokens: int, *, environment: Mapping[str, str], fixed_seed: str | None
+) -> str:
+    """What the engine's block hashes are made with. `fixed_seed`: the version's own seed, None if random.
 
     Raises SettingsError when another process would make other hashes of the same tokens.
     """
     algorithm = str(config.cache_config.prefix_caching_hash_algo)
     if algorithm not in CRYPTOGRAPHIC_HASHES:
         raise SettingsError(
-            f"kvpool: --prefix-caching-hash-algo {algorithm}: its hashes differ from process to process or can be "
+            f"kvpool: --prefix-caching-hash-algo {algorithm}: its hashes differ between processes or can be "
             "made to collide. Set --prefix-caching-hash-algo sha256_cbor in every engine of the pool."
         )
     seed = environment.get("PYTHONHASHSEED", fixed_seed)
     if seed is None or seed == "random":
         raise SettingsError(
-            "kvpool: this engine starts its block hashes from a random number, so that no other process finds its "
-            "blocks. Set PYTHONHASHSEED=0 (or another number, the same everywhere) in the environment of every "
-            "engine of the pool."
+            "kvpool: this engine starts its block hashes from a random number: no other process finds its "
+            "blocks. Set PYTHONHASHSEED=0 (or another number, the same everywhere) in the environment of "
+            "every engine of the pool."
         )
     short = hashlib.sha256(seed.encode()).hexdigest()[:12]
     return f"vllm/{algorithm}/{hashed_tokens}/{short}"
@@ -150,7 +157,9 @@ def weights(config: Any, settings: Settings) -> str:
     if settings.weights_fingerprint is not None:
         return f"given/{settings.weights_fingerprint}/{fingerprint((), description)[:16]}"
     load = getattr(config, "load_config", None)
-    load_format = str(getattr(getattr(load, "load_format", "auto"), "value", getattr(load, "load_format", "auto")))
+    load_format = str(
+        getattr(getattr(load, "load_format", "auto"), "value", getattr(load, "load_format", "auto"))
+    )
     files = []
     if load_format != "dummy":
         files = find_weights(
@@ -160,9 +169,9 @@ def weights(config: Any, settings: Settings) -> str:
         )
     if not files:
         raise SettingsError(
-            f"kvpool: no weight files of {model.model!r} (load format {load_format}) on this machine to tell them from "
-            "others of the same name. Set kv_connector_extra_config.weights_fingerprint to something that changes "
-            "with the weights, such as the commit of the checkpoint."
+            f"kvpool: no weight files of {model.model!r} (load format {load_format}) on this machine to tell "
+            "them from others of the same name. Set kv_connector_extra_config.weights_fingerprint to "
+            "something that changes with the weights, such as the commit of the checkpoint."
         )
     return fingerprint(files, description, settings.weights_check)
 
@@ -183,7 +192,11 @@ def namespace(
     name = str(model.model)
     insides = sorted(set(layout.insides))
     # All layers alike is the rule; where not, the order matters and its digest stands for it.
-    detail = insides[0] if len(insides) == 1 else hashlib.sha256("\n".join(layout.insides).encode()).hexdigest()[:16]
+    detail = (
+        insides[0]
+        if len(insides) == 1
+        else hashlib.sha256("\n".join(layout.insides).encode()).hexdigest()[:16]
+    )
     return Namespace(
         model=Path(name).name if Path(name).is_dir() else name,
         weights=weights,

@@ -61,7 +61,9 @@ class KVPoolPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             for name, text in tally.REASON_COUNTERS.items()
         }
         self._durations = {
-            name: histogram(name=PREFIX + name, documentation=text, labelnames=label_names, buckets=SECONDS_BUCKETS)
+            name: histogram(
+                name=PREFIX + name, documentation=text, labelnames=label_names, buckets=SECONDS_BUCKETS
+            )
             for name, text in tally.DURATIONS.items()
         }
         # So that a rate can be taken from the first moment on.

@@ -1,7 +1,7 @@
 """An engine's paged KV cache, seen as blocks of bytes: one page of every layer makes one block.
 
-`DirectPages` lets the pool copy between its medium and the cache itself. `StagedPages` copies through a host buffer,
-for caches in the memory of an accelerator.
+`DirectPages` lets the pool copy between its medium and the cache itself. `StagedPages` copies through a host
+buffer, for caches in the memory of an accelerator.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class LayoutError(KvpoolError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's part of the cache. `shape` describes a page's inside: two caches with equal shapes and equal strides
-    hold the same bytes for the same block."""
+    """One layer's part of the cache.
+
+    `inside` describes a page: where it is equal in two caches, the same bytes are the same block.
+    """
 
     name: str
     tensor: Any
@@ -64,13 +66,15 @@ def _layer(name: str, tensor: Any, block_count: int) -> Layer:
         raise LayoutError(f"KV cache of {name}: {type(tensor).__name__}, expected one tensor a layer")
     rows, *inner = tensor.shape
     if not inner or rows % block_count:
-        raise LayoutError(f"KV cache of {name}: shape {tuple(tensor.shape)} does not start with {block_count} blocks")
+        raise LayoutError(
+            f"KV cache of {name}: shape {tuple(tensor.shape)} does not start with {block_count} blocks"
+        )
     # A backend may cut each of the engine's blocks into smaller ones of its own; they follow each other.
     rows_per_block = rows // block_count
     item = tensor.element_size()
     row_stride, *strides = tensor.stride()
     dense = 1
-    for stride, size in sorted(zip(strides, inner)):
+    for stride, size in sorted(zip(strides, inner, strict=True)):
         if size != 1 and stride != dense:
             raise LayoutError(
                 f"KV cache of {name}: strides {tensor.stride()} for shape {tuple(tensor.shape)}: "
@@ -78,14 +82,18 @@ def _layer(name: str, tensor: Any, block_count: int) -> Layer:
             )
         dense *= size
     if rows_per_block > 1 and row_stride != dense:
-        raise LayoutError(f"KV cache of {name}: the {rows_per_block} parts of one block have gaps between them")
+        raise LayoutError(
+            f"KV cache of {name}: the {rows_per_block} parts of one block have gaps between them"
+        )
     return Layer(
         name=name,
         tensor=tensor,
         address=tensor.data_ptr(),
         block_stride_bytes=row_stride * rows_per_block * item,
         page_bytes=dense * rows_per_block * item,
-        inside=f"{rows_per_block}*{tuple(inner)}/{tuple(strides)}/{tensor.dtype}".replace("torch.", "").replace(" ", ""),
+        inside=f"{rows_per_block}*{tuple(inner)}/{tuple(strides)}/{tensor.dtype}".replace(
+            "torch.", ""
+        ).replace(" ", ""),
     )
 
 
@@ -180,14 +188,16 @@ def _byte_rows(layer: Layer) -> Any:
 
 def _row_pages(rows: Any) -> Pages:
     block_bytes = rows.shape[1]
-    return Pages(PageLayout([(rows.data_ptr(), block_bytes, block_bytes)], keepalive=rows), range(rows.shape[0]))
+    return Pages(
+        PageLayout([(rows.data_ptr(), block_bytes, block_bytes)], keepalive=rows), range(rows.shape[0])
+    )
 
 
 def prefault(layers: Sequence[Layer]) -> int:
-    """Back host memory of the cache with pages, huge ones where the system gives them; bytes that are backed now.
+    """Back the cache's host memory with pages, huge ones where the system has them; returns the bytes backed.
 
-    An engine reserves its cache and touches a block when it first uses it. A load would then wait for the kernel to
-    clear each page right before overwriting it, which costs more than the copy.
+    An engine reserves its cache and touches a block when it first uses it. A load would then wait for the
+    kernel to clear each page right before overwriting it, which costs more than the copy.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     done = 0

@@ -1,7 +1,7 @@
-"""What an engine needs of the pool, in the engine's words and without its code: requests, block hashes, block ids.
+"""What an engine needs of the pool, in its words and without its code: requests, block hashes, block ids.
 
-`SchedulerSession` decides what to load and what to store; `WorkerSession`, one in each rank, does it. Between them
-travels a `StepPlan`, and the ids of the blocks that failed travel back.
+`SchedulerSession` decides what to load and what to store; `WorkerSession`, one in each rank, does it. Between
+them travels a `StepPlan`, and the ids of the blocks that failed travel back.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
 from .guard import GuardedPool, logger
 from .tally import Tally
 
-# A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go in the
-# meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a moment later.
+# A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go
+# in the meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a
+# moment later.
 LOOKUP_TTL_S = 0.1
+
+HASH_BYTES = 32
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Blocks of one request that move: their packed 32-byte hashes, and where they lie in the engine's cache."""
+    """Blocks of one request that move: their 32-byte hashes, packed, and their ids in the engine's cache."""
 
     request_id: str
     hashes: bytes
@@ -35,7 +38,10 @@ class Transfer:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What every rank does around one forward pass. `epoch`: how many times the scheduler had seen failed loads."""
+    """What every rank does around one forward pass.
+
+    `epoch`: how many times the scheduler had heard of failed loads when it made the plan.
+    """
 
     epoch: int = 0
     loads: list[Transfer] = field(default_factory=list)
@@ -45,7 +51,7 @@ class StepPlan:
 class PagedCache(Protocol):
     """Moves whole blocks between the pool and an engine's cache (`pages` has those for paged tensors).
 
-    Result:  one outcome code a block (bytes), as in `kvpool.outcomes`: 0 hit or stored, 1 present, above: a reason.
+    Result:  one outcome code a block (bytes): 0 hit or stored, 1 present, above 1 a reason.
     Threads: a load may run beside a store, for other block ids.
     Raises:  whatever the pool raises; the cache then holds garbage in the blocks of a load.
     """
@@ -63,7 +69,7 @@ class _Lookup:
     first: int  # index of the first block that was asked for
     end: int
     hit_count: int  # usable blocks, in every rank
-    results: list[tuple[KeyBatch, LookupResult]]
+    results: list[LookupResult]  # one a rank; none when the pool failed
     expires: float
 
 
@@ -83,7 +89,7 @@ class SchedulerSession:
     """Plans loads and stores.
 
     Threads: one.  Raises: nothing; a pool that fails has no blocks.
-    Source:  a block's index in a request is the same for its hash, its entry in the block table, and its tokens.
+    Source:  a block has the same index in a request's hashes and in its block table.
     """
 
     def __init__(
@@ -128,7 +134,7 @@ class SchedulerSession:
         self._requests.pop(request_id, None)
 
     def match(self, request_id: str, computed_tokens: int, total_tokens: int) -> int:
-        """How many tokens after the first `computed_tokens` the pool can give. No side effects; may be asked often."""
+        """How many tokens after the first `computed_tokens` the pool can give. Free of side effects."""
         request = self._requests.get(request_id)
         if request is None or not self._loads or computed_tokens % self._block_tokens:
             return 0
@@ -152,14 +158,14 @@ class SchedulerSession:
         hashes = b"".join(request.hashes[first:end])
         started = time.perf_counter()
         hit_count = end - first
-        results = []
+        results: list[LookupResult] = []
         for namespace in self._namespaces:
             keys = self._pool.attempt(KeyBatch.from_hashes, namespace, hashes)
             result = None if keys is None else self._pool.lookup(keys)
             if keys is None or result is None:
                 hit_count, results = 0, []
                 break
-            results.append((keys, result))
+            results.append(result)
             hit_count = min(hit_count, result.prefix_count)
         self.tally.took("lookup_seconds", time.perf_counter() - started)
         return _Lookup(first, end, hit_count if results else 0, results, self._clock() + LOOKUP_TTL_S)
@@ -179,25 +185,20 @@ class SchedulerSession:
         count = external_tokens // self._block_tokens
         if not count:
             return
-        if lookup is None or count > lookup.hit_count:
-            # Not what was offered: an engine with other rules than ours. Never guess which blocks it means.
-            logger.error("kvpool_plan_mismatch request=%s tokens=%d: nothing is loaded", request_id, external_tokens)
-            first, count = 0, 0
-        else:
-            first = lookup.first
         request.block_ids = list(block_ids)
-        request.own_from = request.store_from = first + count
+        if lookup is None or count > lookup.hit_count:
+            # Not what was offered, so which blocks are meant is a guess: all of them fail, and are computed.
+            logger.error("kvpool_plan_mismatch request=%s external_tokens=%d", request_id, external_tokens)
+            self._plan.loads.append(Transfer(request_id, b"", list(block_ids), self._in_background))
+            return
+        span = slice(lookup.first, lookup.first + count)
+        request.own_from = request.store_from = span.stop
         self._plan.loads.append(
-            Transfer(
-                request_id,
-                b"".join(request.hashes[first : first + count]),
-                list(block_ids[first : first + count]),
-                self._in_background,
-            )
+            Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span], self._in_background)
         )
 
     def _count_misses(self, lookup: _Lookup, *, taken: bool) -> None:
-        """Count what the pool did not have. What it had is counted by the loads; a rank's blocks are counted each."""
+        """Count what the pool did not have, for each rank. What it had is counted by the loads."""
         asked = lookup.end - lookup.first
         self.tally.count("requested_blocks", asked * len(self._namespaces))
         if not lookup.results:
@@ -206,11 +207,10 @@ class SchedulerSession:
         usable = lookup.hit_count
         declined = 0 < usable < self._min_blocks
         counts: dict[MissReason, int] = {}
-        for keys, result in lookup.results:
-            # Blocks behind the first gap share its reason: with chained hashes they cannot be used without it.
-            reasons = self._miss_reasons(keys, result)
+        for result in lookup.results:
+            # Blocks behind the first gap share its reason: hashes are chained, they are of no use without it.
             behind = MissReason.NEVER_STORED
-            for reason in reasons[usable:]:
+            for reason in result.reasons[usable:]:
                 behind = reason or behind
                 counts[behind] = counts.get(behind, 0) + 1
             if declined and not taken:
@@ -218,18 +218,20 @@ class SchedulerSession:
         for reason, count in counts.items():
             self._record(reason, count)
 
-    def _miss_reasons(self, keys: KeyBatch, result: LookupResult) -> list[MissReason | None]:
-        explained = self._pool.attempt(self._pool.pool.miss_reason, keys, result)
-        return list((explained or result).reasons)
-
     def _record(self, reason: MissReason, count: int) -> None:
         self._pool.record_misses(reason, count)
         self.tally.count_reason("missed_blocks", reason.value, count)
 
     def scheduled(
-        self, request_id: str, new_block_ids: Sequence[int], *, replace: bool, computed_tokens: int, step_tokens: int
+        self,
+        request_id: str,
+        new_block_ids: Sequence[int],
+        *,
+        replace: bool,
+        computed_tokens: int,
+        step_tokens: int,
     ) -> None:
-        """The request runs in this step: `step_tokens` after `computed_tokens`. Plans the blocks that become full.
+        """The request runs in this step: `step_tokens` after `computed_tokens`. Plans what becomes full.
 
         `replace`: the ids are a new table and not an addition to the old one (first time, or resumed).
         """
@@ -238,19 +240,24 @@ class SchedulerSession:
             return
         if replace:
             request.block_ids = list(new_block_ids)
-            # What is computed already came from the engine's own cache, and was stored when it was computed, or from
-            # the pool. After a preemption the engine may have lost some of it: that is computed and stored again.
+            # What is computed already came from the engine's own cache, and was stored when it was computed,
+            # or from the pool. After a preemption the engine may have lost some of it: that is computed and
+            # stored again.
             request.own_from = request.store_from = computed_tokens // self._block_tokens
         else:
             request.block_ids.extend(new_block_ids)
         if not self._stores:
             return
-        end = min((computed_tokens + step_tokens) // self._block_tokens, len(request.hashes), len(request.block_ids))
+        end = min(
+            (computed_tokens + step_tokens) // self._block_tokens, len(request.hashes), len(request.block_ids)
+        )
         if not self._store_generated:
             end = min(end, request.prompt_blocks)
         if end > request.store_from:
             span = slice(request.store_from, end)
-            self._plan.stores.append(Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span]))
+            self._plan.stores.append(
+                Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span])
+            )
             request.store_from = end
 
     def take_plan(self) -> StepPlan:
@@ -260,11 +267,11 @@ class SchedulerSession:
         return plan
 
     def loads_failed(self, block_ids: Iterable[int]) -> None:
-        """Some rank could not load these blocks. The engine computes them again, and everything behind them."""
+        """Some rank could not load these blocks. The engine computes them again, and all behind them."""
         failed = set(block_ids)
         if not failed:
             return
-        # Workers drop the stores of the epoch in which a load failed: what was computed on top of it is wrong.
+        # Workers drop the stores of the epoch in which a load failed: what was computed on top is wrong.
         self._epoch += 1
         for request in self._requests.values():
             hit = next((i for i, block_id in enumerate(request.block_ids) if block_id in failed), None)
@@ -290,7 +297,7 @@ class WorkerSession:
         agree: Callable[[bool], bool] = bool,
         tally: Tally | None = None,
     ) -> None:
-        """`agree`: True in all ranks when True was given in any of them. Called by all ranks in the same steps."""
+        """`agree` is called by all ranks in the same steps, and is True in all when it got True in any."""
         self._pool = pool
         self._namespace = namespace
         self._cache = cache
@@ -312,7 +319,7 @@ class WorkerSession:
             for transfer in needed:
                 failed |= self._load(transfer)
             self._failed |= failed
-            # Attention mixes what all ranks hold: a gap in one makes what every rank computes in this step wrong.
+            # Attention mixes what all ranks hold: a gap in one spoils what every rank computes in this step.
             if self._agree(bool(failed)):
                 self._wrong_until_epoch = plan.epoch
         for transfer in plan.loads:
@@ -328,7 +335,7 @@ class WorkerSession:
             self._store(transfer)
 
     def take_loaded(self) -> set[str]:
-        """Requests whose background load ended, well or not. Their failed blocks are in `take_failed` from now on."""
+        """Requests whose background load is over. Blocks that failed are in `take_failed` from now on."""
         with self._lock:
             done, self._done = self._done, {}
         for failed in done.values():
@@ -356,7 +363,7 @@ class WorkerSession:
             failed = set(transfer.block_ids)
             self.tally.count_reason("missed_blocks", MissReason.TIER_ERROR.value, len(failed))
         else:
-            failed = {block_id for block_id, code in zip(transfer.block_ids, codes) if code}
+            failed = {block_id for block_id, code in zip(transfer.block_ids, codes, strict=True) if code}
             for reason in LookupResult(codes).reasons if failed else ():
                 if reason is not None:
                     self.tally.count_reason("missed_blocks", reason.value, 1)
@@ -366,7 +373,9 @@ class WorkerSession:
         self.tally.count("loaded_bytes", hits * self._cache.block_bytes)
         return failed
 
-    def _load_blocks(self, transfer: Transfer) -> bytes:
+    def _load_blocks(self, transfer: Transfer) -> bytes | None:
+        if len(transfer.hashes) != HASH_BYTES * len(transfer.block_ids):
+            return None  # see SchedulerSession.admit
         keys = KeyBatch.from_hashes(self._namespace, transfer.hashes)
         return self._cache.load(self._pool.pool, keys, transfer.block_ids)
 

@@ -14,7 +14,7 @@ HOST_VARIABLE = "KVPOOL_HOST"
 
 
 class SettingsError(KvpoolError, ValueError):
-    """The engine, its model or its configuration cannot be used with the pool; the message says what to set."""
+    """This engine, model or configuration cannot be used with the pool; the message says what to set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Settings:
     weights_fingerprint: what tells these weights from others, when it cannot be computed from files.
     weights_check: `sampled` reads a few pages of every tensor, `full` reads every byte of every weight file.
     staging: `always` copies through a host buffer also where the cache is in host memory already.
-    prefault: back the engine's host-memory cache with memory at start, in huge pages where the system has them.
+    prefault: back the engine's cache in host memory with pages at start, huge ones where there are any.
     """
 
     pool: str
@@ -119,5 +119,7 @@ def _host(config: Mapping[str, Any]) -> int | None:
     except ValueError:
         number = -1
     if isinstance(value, bool) or not 0 <= number < 64:
-        raise SettingsError(f"{where}: {value!r} is not a host number (0..63, below spec.hosts of the manifest).")
+        raise SettingsError(
+            f"{where}: {value!r} is not a host number (0..63, below spec.hosts of the manifest)."
+        )
     return number

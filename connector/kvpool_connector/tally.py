@@ -1,4 +1,4 @@
-"""What a connector did since it was last asked, as numbers that can be sent between processes and added up."""
+"""What a connector did since it was last asked, as numbers that travel between processes and add up."""
 
 from __future__ import annotations
 

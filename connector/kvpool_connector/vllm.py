@@ -1,12 +1,13 @@
 """`KVPoolConnector`: vLLM's callbacks in, session calls out. vLLM 0.29 to 0.33.
 
-    --kv-transfer-config '{"kv_connector": "KVPoolConnector", "kv_connector_module_path": "kvpool_connector.vllm",
+    --kv-transfer-config '{
+        "kv_connector": "KVPoolConnector", "kv_connector_module_path": "kvpool_connector.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"pool": "NAME or manifest", "host": 0}}'
 
-vLLM makes one object in the scheduler's process and one in each rank's worker. Each worker derives the namespace of
-its blocks from the cache that it really has, and the scheduler's object gets them all through the handshake that vLLM
-offers for this: it never guesses what a rank stores.
+vLLM makes one object in the scheduler's process and one in each rank's worker. Each worker derives the
+namespace of its blocks from the cache that it really has, and the scheduler's object gets them all through
+the handshake that vLLM offers for this: it never guesses what a rank stores.
 
 Signatures take more arguments than they use, because they differ between versions.
 """
@@ -43,41 +44,47 @@ except ImportError:  # older versions do not tell sources apart
 
 
 @dataclass
-class KVPoolMetadata(KVConnectorMetadata):  # type: ignore[misc]
+class KVPoolMetadata(KVConnectorMetadata):
     """What the scheduler tells every rank for one step."""
 
     plan: StepPlan = field(default_factory=StepPlan)
 
 
 @dataclass
-class KVPoolHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+class KVPoolHandshake(KVConnectorHandshakeMetadata):
     """What a rank tells the scheduler once."""
 
     namespace: Namespace
 
 
 class BlockHashes(Sequence[bytes]):
-    """A request's hashes at the granularity of blocks: of several finer hashes in a block, the last covers it all."""
+    """A request's hashes, one a block, as they are now: of several finer ones, the last covers the block.
 
-    def __init__(self, hashes: Sequence[bytes], per_block: int) -> None:
-        self._hashes = hashes
+    Holds the request and not its list, which an engine may replace when the request gets more input.
+    """
+
+    def __init__(self, request: Any, per_block: int) -> None:
+        self._request = request
         self._per_block = per_block
 
     def __len__(self) -> int:
-        return len(self._hashes) // self._per_block
+        return len(self._request.block_hashes) // self._per_block
 
     def __getitem__(self, index: Any) -> Any:
+        hashes, per_block = self._request.block_hashes, self._per_block
+        if per_block == 1:
+            return hashes[index]
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._hashes[index * self._per_block + self._per_block - 1]
+        return hashes[index * per_block + per_block - 1]
 
 
-class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
     """Reuses KV blocks through a kvpool pool.
 
-    Promises: the engine gets a block as it was stored, or recomputes it; a pool that fails costs hits, not requests.
-    Raises:   at start only: SettingsError for engines and settings that cannot work, KvpoolError for a pool that
-              cannot be opened.
+    Promises: the engine gets a block as it was stored, or recomputes it. A failing pool costs hits only.
+    Raises:   at start only: SettingsError for an engine or settings that cannot work, KvpoolError for a pool
+              that cannot be opened.
     """
 
     if CacheHitSource is not None:
@@ -111,11 +118,14 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # ---- scheduler ----
 
     def set_xfer_handshake_metadata(self, metadata: Any) -> None:
-        ranks = sorted(metadata)
-        namespaces = [metadata[rank].namespace for rank in ranks]
+        told = [metadata[rank] for rank in sorted(metadata)]
+        namespaces = [rank.namespace for rank in told if isinstance(rank, KVPoolHandshake)]
         expected = int(self._config.parallel_config.tensor_parallel_size)
         if len(namespaces) != expected:
-            raise SettingsError(f"kvpool: {len(namespaces)} of {expected} ranks told what they store: {ranks}.")
+            raise SettingsError(
+                f"kvpool: {len(namespaces)} of {expected} ranks told what they store. With MultiConnector, list "
+                "KVPoolConnector first: only one connector's ranks can tell their scheduler something."
+            )
         self._scheduler = SchedulerSession(
             self._pool,
             namespaces,
@@ -135,11 +145,9 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def on_new_request(self, request: Any) -> None:
         if self._scheduler is not None and not self._off:
-            hashes = request.block_hashes
-            per_block = self._block_tokens // self._hashed_tokens
             self._scheduler.open_request(
                 request.request_id,
-                hashes if per_block == 1 else BlockHashes(hashes, per_block),
+                BlockHashes(request, self._block_tokens // self._hashed_tokens),
                 request.num_prompt_tokens,
             )
 
@@ -168,7 +176,9 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 step_tokens=steps[new.req_id],
             )
         known = scheduler_output.scheduled_cached_reqs
-        for request_id, block_ids, computed in zip(known.req_ids, known.new_block_ids, known.num_computed_tokens):
+        for request_id, block_ids, computed in zip(
+            known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True
+        ):
             session.scheduled(
                 request_id,
                 block_ids[0] if block_ids else (),
@@ -191,7 +201,7 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished_all_groups(request, block_ids)
 
     def reset_cache(self, *_: Any) -> bool:
-        """Engines ask for this when their weights changed: the fingerprint no longer holds, so the pool is not used."""
+        """Engines ask for this when their weights changed: the fingerprint no longer holds."""
         if not self._off:
             logger.warning(
                 "kvpool_off: the engine's caches were reset, its weights may have changed since they were "
@@ -288,14 +298,15 @@ def _fixed_seed() -> str | None:
 def _loads_in_background(settings: Settings, config: Any) -> bool:
     """Whether loads run beside the steps.
 
-    With asynchronous scheduling the next step is under way before a failed load of this one is known, and its token
-    would be delivered. A load in the background is over before its request runs, so nothing is built on it.
+    With asynchronous scheduling the next step is under way before a failed load of this one is known, and its
+    token would be delivered. A load in the background is over before its request runs, so nothing is built on
+    it.
     """
     ahead = bool(getattr(config.scheduler_config, "async_scheduling", False))
     if ahead and settings.load == "sync":
         raise SettingsError(
-            "kvpool: load=sync with asynchronous scheduling could deliver tokens computed from a block that failed "
-            "to load. Set load to async (or leave it out), or give the engine --no-async-scheduling."
+            "kvpool: load=sync with asynchronous scheduling could deliver tokens computed from a block that "
+            "failed to load. Set load to async (or leave it out), or give the engine --no-async-scheduling."
         )
     return settings.load == "async" or ahead
 

@@ -182,14 +182,10 @@ def our_modules() -> dict[str, Path]:
 
 
 def public_names(modules: Mapping[str, Path]) -> frozenset[str]:
-    """What kvpool/__init__.py lists in __all__, read and not imported."""
+    """What kvpool/__init__.py offers: the names that it imports for the type checker, and lazily for everybody."""
     path = modules.get("kvpool")
-    for node in ast.parse(path.read_text()).body if path else ():
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-                return frozenset(str(i.value) for i in ast.walk(node.value) if isinstance(i, ast.Constant))
-    return frozenset()
+    found = imports_of(path.read_text(), "kvpool", is_package=True) if path else ()
+    return frozenset(item.name for item in found if item.name and within(item.target, "kvpool"))
 
 
 def native_rank(name: str) -> int | None:
