@@ -47,7 +47,8 @@ LAYERS: Mapping[str, int] = {
 
 # Package (or module of ours) -> the only places that may import it.
 HOMES: Mapping[str, tuple[str, ...]] = {
-    "kvpool._native": ("kvpool.region",),
+    # Beside regions: a batch of keys, and the addresses of buffers, are one native call each.
+    "kvpool._native": ("kvpool.region", "kvpool.buffers", "kvpool.keys"),
     "yaml": ("kvpool.spec",),
     "typer": ("kvpool.cli", "kvpool.__main__"),
     "torch": ("kvpool.tiers.gpu", "kvpool_connector"),
@@ -79,9 +80,10 @@ NATIVE_ORDER = (
     "directory",
     "ownership",
     "log",
+    "scan",
+    "replica",
     "slots",
     "transfer",
-    "scan",
     "recovery",
     "region",
     "layout_table",
@@ -182,7 +184,7 @@ def our_modules() -> dict[str, Path]:
 
 
 def public_names(modules: Mapping[str, Path]) -> frozenset[str]:
-    """What kvpool/__init__.py offers: the names that it imports for the type checker, and lazily for everybody."""
+    """What kvpool/__init__.py offers: the names that it imports for the type checker (else lazily)."""
     path = modules.get("kvpool")
     found = imports_of(path.read_text(), "kvpool", is_package=True) if path else ()
     return frozenset(item.name for item in found if item.name and within(item.target, "kvpool"))
@@ -301,14 +303,14 @@ def first_problem(module: str, source: str) -> str | None:
             "imports kvpool.region (layer 1); pass the",
         ),
         ("kvpool.spec", "import kvpool", "layer 0 imports kvpool (layer 6)"),
-        ("kvpool.pool", "import kvpool._native", "only kvpool.region may"),
-        ("kvpool.pool", "from kvpool import _native", "only kvpool.region may"),
+        ("kvpool.pool", "import kvpool._native", "only kvpool.region and"),
+        ("kvpool.pool", "from kvpool import _native", "only kvpool.region and"),
         ("kvpool.pool", "import yaml", "only kvpool.spec may"),
         ("kvpool.region", "import torch.cuda", "imports torch"),
         ("kvpool.newthing", "from kvpool.errors import KvpoolError", "is in no layer"),
         ("kvpool.pool", "from kvpool.newthing import x", "kvpool.newthing, which is in no layer"),
         ("kvpool.pool", "import kvpool_connector.pages", "knows neither engines nor clusters"),
-        ("kvpool_connector.pages", "import vllm", "only kvpool_connector.vllm may"),
+        ("kvpool_connector.pages", "import vllm", "imports vllm, which only"),
         ("kvpool_connector.vllm", "from kvpool.region import Region", "only kvpool's public names"),
         ("kvpool_connector.vllm", "from kvpool import region", "only kvpool's public names"),
         ("kvpool_operator.desired", "from kvpool.region import Region", "the operator may import"),
