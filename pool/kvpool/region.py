@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ _ROLES: dict[str, int] = {"engine": 1, "daemon": 2, "tool": 3}
 _ROLE_NAMES = {v: k for k, v in _ROLES.items()}
 _SLOT_STATES = ("free", "writing", "stored", "lent")
 _ALLOCATE_STEP_BYTES = 64 << 20  # small enough that progress is seen, large enough that the calls do not count
+_HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
 FORMAT_VERSION: int = _native.FORMAT_VERSION
 
@@ -281,19 +283,24 @@ class Region:
     ) -> Region:
         """Joins as a participant of `host`: cleans up after processes of this host that died, then lookup, load and store work.
 
+        A shard that was last used in another boot of the machine is refused (FencedError); the daemon takes it over instead (PROTOCOL 5).
+
         Raises: MediumUnavailable, SuperblockError, FormatVersionError, GeometryError (no such host), RegionBusyError (all entries taken).
         """
         path = os.fspath(path)
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
         node = node_name or os.environ.get("KVPOOL_NODE_NAME") or socket.gethostname()
-        return cls(_native.Region(path, host, _ROLES[role], False, lock, node, boot_id()), path)
+        take_over = role == "daemon"
+        if take_over:
+            _refuse_living_owner(path, host, lock, node)
+        return cls(_native.Region(path, host, _ROLES[role], False, take_over, lock, node, boot_id()), path)
 
     @classmethod
     def open_read_only(cls, path: str | Path, *, lock_path: str | Path | None = None) -> Region:
         """Opens to look only: no participant entry is taken and nothing is written. For status, fsck, dump."""
         path = os.fspath(path)
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
-        return cls(_native.Region(path, 0, _ROLES["tool"], True, lock, "", b""), path)
+        return cls(_native.Region(path, 0, _ROLES["tool"], True, False, lock, "", b""), path)
 
     def close(self) -> None:
         """Leaves the region. Further calls raise RegionError."""
@@ -471,6 +478,24 @@ class Region:
         if not 0 <= host < self.info.hosts:
             raise GeometryError(f"region {self.path}: host {host} does not exist; it was formatted for {self.info.hosts} host(s)")
         return AdoptReport(*self._native.adopt(host, epoch))
+
+
+def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
+    """Two machines with one host number would both write its shard. The other one's daemon gives itself away by its heartbeat."""
+    with Region.open_read_only(path, lock_path=lock) as region:
+        if host >= region.info.hosts:
+            return  # attaching says what is wrong
+        state, _, first, boot, other = region._native.host(host)
+        if not state or boot in (boot_id(), bytes(16)):
+            return
+        deadline = time.monotonic() + _HEARTBEAT_PATIENCE_S
+        while time.monotonic() < deadline:
+            time.sleep(_HEARTBEAT_PATIENCE_S / 10)
+            if region._native.host(host)[2] != first:
+                raise RegionBusyError(
+                    f"region {path}: node {other} is alive as host {host}, and this is node {node}. Nothing was changed. "
+                    "Give each machine its own host number (KVPOOL_HOST, or 'kvpool up --host')."
+                )
 
 
 def _description(text: str) -> dict[str, object]:

@@ -71,6 +71,11 @@ std::vector<Key> aligned(const Keys& keys) {
   return out;
 }
 
+// Text out of the medium may be damaged, and then says so instead of raising.
+nb::str text_of(const std::string& text) {
+  return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 nb::bytes codes_of(const std::vector<uint8_t>& codes) { return nb::bytes(reinterpret_cast<const char*>(codes.data()), codes.size()); }
 
 nb::dict to_dict(const Superblock& sb) {
@@ -213,13 +218,17 @@ NB_MODULE(_native, m) {
   m.def("ensure_unused", &ensure_unused, nb::arg("path"), nb::arg("lock_path"));
 
   nb::class_<Region>(m, "Region")
-      .def("__init__", [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, const std::string& lock_path,
-                          const std::string& node_name, const nb::bytes& boot_id) {
+      .def("__init__", [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, bool take_over,
+                          const std::string& lock_path, const std::string& node_name, const nb::bytes& boot_id) {
         const std::string boot(static_cast<const char*>(boot_id.data()), boot_id.size());
         nb::gil_scoped_release release;
-        new (self) Region(path, host, static_cast<Role>(role), read_only, lock_path, node_name, boot);
-      }, nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("lock_path"), nb::arg("node_name"), nb::arg("boot_id"))
-      .def("close", &Region::close)
+        new (self) Region(path, host, static_cast<Role>(role), read_only, take_over, lock_path, node_name, boot);
+      }, nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("take_over"), nb::arg("lock_path"), nb::arg("node_name"), nb::arg("boot_id"))
+      .def("close", &Region::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("host", [](Region& r, uint32_t host) {
+        const HostView v = r.host_view(host);
+        return nb::make_tuple(v.state, v.incarnation, v.heartbeat, nb::bytes(v.boot_id.data(), v.boot_id.size()), text_of(v.node_name));
+      }, nb::arg("host"), "state, incarnation, heartbeat, boot id and node name of a host's shard")
       .def("superblock", [](const Region& r) {
         nb::dict d = to_dict(r.superblock());
         d["superblock_copies_right"] = r.copies_right();
@@ -279,7 +288,7 @@ NB_MODULE(_native, m) {
         nb::list hosts, spaces;
         for (const ShardUsage& u : shards) {
           nb::dict d;
-          d["host"] = u.host, d["node_name"] = u.node_name, d["state"] = u.state, d["incarnation"] = u.incarnation, d["heartbeat"] = u.heartbeat;
+          d["host"] = u.host, d["node_name"] = text_of(u.node_name), d["state"] = u.state, d["incarnation"] = u.incarnation, d["heartbeat"] = u.heartbeat;
           d["epoch"] = u.epoch, d["owner"] = u.owner, d["capacity_bytes"] = u.capacity_bytes, d["used_bytes"] = u.used_bytes, d["blocks"] = u.blocks;
           d["slots"] = u.slots, d["slots_free"] = u.slots_free, d["slots_writing"] = u.slots_writing, d["extents"] = u.extents;
           d["extents_free"] = u.extents_free;
@@ -287,7 +296,7 @@ NB_MODULE(_native, m) {
         }
         for (const NamespaceUsage& u : namespaces) {
           nb::dict d;
-          d["digest"] = u.digest, d["description"] = u.description, d["block_bytes"] = u.block_bytes, d["blocks"] = u.blocks, d["bytes"] = u.bytes;
+          d["digest"] = u.digest, d["description"] = text_of(u.description), d["block_bytes"] = u.block_bytes, d["blocks"] = u.blocks, d["bytes"] = u.bytes;
           spaces.append(d);
         }
         return nb::make_tuple(hosts, spaces);

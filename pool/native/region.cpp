@@ -48,8 +48,8 @@ std::string hex(const uint8_t* bytes, uint32_t n) {
 
 }  // namespace
 
-Region::Region(const std::string& path, uint32_t host, Role role, bool read_only, const std::string& lock_path, const std::string& node_name,
-               const std::string& boot_id)
+Region::Region(const std::string& path, uint32_t host, Role role, bool read_only, bool take_over, const std::string& lock_path,
+               const std::string& node_name, const std::string& boot_id)
     : path_(path), read_only_(read_only), pid_(::getpid()) {
   const Inspection found = inspect_region(path);
   superblock_ = found.superblock;
@@ -72,7 +72,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     } else {
       protect(HostIndex{host}, true);
       bool ok = false;
-      ok = fault_guarded([&] { attach(role, node_name, boot_id); });
+      ok = fault_guarded([&] { attach(role, take_over, node_name, boot_id); });
       if (!ok) medium_failed(path_);
     }
   } catch (...) {
@@ -84,6 +84,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
 Region::~Region() { close(); }
 
 void Region::close() {
+  std::unique_lock<std::shared_mutex> lock(lifetime_);
   if (attached_ != nullptr && !read_only_ && pid_ == ::getpid() && attached_->generation != 0) {
     const Offset word = attached_->home().participant(attached_->participant);
     const uint64_t gone = uint64_t{attached_->generation} << 32 | static_cast<uint32_t>(ParticipantState::Free);
@@ -137,10 +138,16 @@ bool Region::participant_alive(uint32_t host, uint32_t index) {
 }
 
 // PROTOCOL 4: take an entry by raising its generation. The lock comes first, so that an entry that says Live without being locked is a dead process.
-void Region::attach(Role role, const std::string& node_name, const std::string& boot_id) {
+void Region::attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id) {
   CpuMemory& m = attached_->mem;
   const ShardMap& s = attached_->home();
   const uint32_t host = to_int(attached_->self);
+  const HostView last = view_host(host);
+  const bool other_boot = last.state != 0 && last.boot_id != boot_id && last.boot_id != std::string(16, '\0');
+  if (other_boot && !take_over)
+    throw Error(ErrorKind::Fenced, "region " + path_ + ": host " + std::to_string(host) + " was last used by node " + last.node_name +
+                                       " in another boot. Nothing was changed. Start the pool's daemon here ('kvpool up'), which takes the shard "
+                                       "over, or give this machine its own host number (KVPOOL_HOST).");
   uint32_t mine = superblock_.participant_count;
   bool alone = true;
   for (uint32_t pass = 0; pass < 2 && mine == superblock_.participant_count; ++pass)   // clean entries first, then those of the dead
@@ -164,7 +171,9 @@ void Region::attach(Role role, const std::string& node_name, const std::string& 
   KVP_STEP("attach.live");
   transfer_ = std::make_unique<Transfer<CpuMemory>>(*attached_);   // its random walk starts from the participant's number
 
-  if (alone) {
+  // After another boot the caches that held the shard's last lines are gone: it is adopted like any shard whose owner died (PROTOCOL 5).
+  if (other_boot) adopt(*attached_, s, ownership_of(*attached_, s).epoch + 1);
+  if (alone || other_boot) {
     ShardHeader h;
     std::memset(&h, 0, sizeof h);
     std::memcpy(h.node_name, node_name.data(), std::min(node_name.size(), sizeof h.node_name - 1));
@@ -182,8 +191,35 @@ void Region::attach(Role role, const std::string& node_name, const std::string& 
   reap_dead(total);
 }
 
+HostView Region::view_host(uint32_t host) {
+  CpuMemory& m = attached_->mem;
+  const ShardMap& s = attached_->shard(HostIndex{host});
+  if (!m.coherent()) {
+    m.invalidate(s.header(), sizeof(ShardHeader));
+    m.full_fence();
+  }
+  ShardHeader h;
+  for (uint32_t i = 0; i < sizeof h / 8; ++i) {
+    const uint64_t word = m.load_word(s.header() + i * 8);
+    std::memcpy(reinterpret_cast<uint8_t*>(&h) + i * 8, &word, 8);
+  }
+  HostView v;
+  v.state = h.state, v.incarnation = h.incarnation, v.heartbeat = h.heartbeat;
+  v.boot_id.assign(reinterpret_cast<const char*>(h.boot_id), sizeof h.boot_id);
+  v.node_name.assign(h.node_name, strnlen(h.node_name, sizeof h.node_name));
+  return v;
+}
+
+HostView Region::host_view(uint32_t host) {
+  const Use use = ensure_open();
+  HostView v;
+  if (host >= attached_->hosts()) throw Error(ErrorKind::Geometry, "region " + path_ + ": there is no host " + std::to_string(host));
+  if (!fault_guarded([&] { v = view_host(host); })) medium_failed(path_);
+  return v;
+}
+
 uint32_t Region::reap_dead(Recovered& total) {
-  ensure_writer();
+  const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   const uint32_t host = to_int(attached_->self);
   uint32_t dead = 0;
@@ -218,15 +254,18 @@ uint32_t Region::reap_dead(Recovered& total) {
   return dead;
 }
 
-void Region::ensure_open() {
+Region::Use Region::ensure_open() {
+  Use use(lifetime_);   // close() waits for running calls
   if (attached_ == nullptr) throw Error(ErrorKind::Region, "region " + path_ + ": it was closed. Attach again.");
   if (pid_ != ::getpid())
     throw Error(ErrorKind::Region, "region " + path_ + ": it was attached before a fork. A child process must attach for itself.");
+  return use;
 }
 
-void Region::ensure_writer() {
-  ensure_open();
+Region::Use Region::ensure_writer() {
+  Use use = ensure_open();
   if (read_only_) throw Error(ErrorKind::Region, "region " + path_ + ": opened read-only. Attach as a participant to do this.");
+  return use;
 }
 
 void Region::refresh() {
@@ -240,7 +279,7 @@ void Region::lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found*
 }
 
 void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
-  ensure_open();
+  const Use use = ensure_open();
   const uint64_t start = now_ns();
   refresh();
   for (uint64_t i = 0; i < n; i += kGroup) {
@@ -253,7 +292,7 @@ void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
 }
 
 uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
-  ensure_writer();
+  const Use use = ensure_writer();
   const uint64_t start = now_ns();
   uint64_t bytes = 0;
   std::vector<Piece> pieces(to.pieces);
@@ -285,7 +324,7 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
 }
 
 void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t block_bytes, uint16_t namespace_index, uint8_t* codes) {
-  ensure_writer();
+  const Use use = ensure_writer();
   const uint64_t start = now_ns();
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   std::vector<Piece> pieces(from.pieces);
@@ -334,7 +373,7 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
 }
 
 uint8_t Region::open_namespace(const uint8_t* digest, uint64_t block_bytes, const std::string& description, uint16_t& index) {
-  ensure_writer();
+  const Use use = ensure_writer();
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   if (slot_bytes > superblock_.extent_payload_bytes)
     throw Error(ErrorKind::Namespace, "region " + path_ + ": a block of " + std::to_string(block_bytes) + " bytes is larger than an extent (" +
@@ -352,7 +391,7 @@ uint8_t Region::open_namespace(const uint8_t* digest, uint64_t block_bytes, cons
 
 void Region::record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>& misses) {
   if (read_only_) return;
-  ensure_open();
+  const Use use = ensure_open();
   fault_guarded([&] {
     attached_->count(kLookups, lookups);
     attached_->count(kHits, hits);
@@ -361,7 +400,7 @@ void Region::record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>
 }
 
 std::vector<uint64_t> Region::counters() {
-  ensure_open();
+  const Use use = ensure_open();
   std::vector<uint64_t> sums(kCounters);
   const bool ok = fault_guarded([&] {
     CpuMemory& m = attached_->mem;
@@ -383,7 +422,7 @@ std::vector<uint64_t> Region::counters() {
 }
 
 std::vector<ParticipantView> Region::participants() {
-  ensure_open();
+  const Use use = ensure_open();
   std::vector<ParticipantView> all;
   const bool ok = fault_guarded([&] {
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
@@ -406,28 +445,17 @@ std::vector<ParticipantView> Region::participants() {
 }
 
 std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, bool count_slots) {
-  ensure_open();
+  const Use use = ensure_open();
   std::vector<ShardUsage> shards;
   std::map<std::string, NamespaceUsage> by_digest;
   const bool ok = fault_guarded([&] {
     CpuMemory& m = attached_->mem;
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
-      if (attached_->fresh(HostIndex{h})) {
-        m.invalidate(s.header(), sizeof(ShardHeader));
-        m.full_fence();
-      }
+      const HostView v = view_host(h);
       ShardUsage u;
       u.host = h;
-      u.state = m.load_word(s.header());
-      u.incarnation = m.load_word(s.header() + 8);
-      u.heartbeat = m.load_word(s.header() + 16);
-      char name[65] = {};
-      for (uint32_t i = 0; i < 8; ++i) {
-        const uint64_t w = m.load_word(s.header() + offsetof(ShardHeader, node_name) + i * 8);
-        std::memcpy(name + i * 8, &w, 8);
-      }
-      u.node_name = name;
+      u.state = v.state, u.incarnation = v.incarnation, u.heartbeat = v.heartbeat, u.node_name = v.node_name;
       const Ownership o = ownership_of(*attached_, s);
       u.owner = to_int(o.owner), u.epoch = o.epoch;
       u.extents = superblock_.extent_count;
@@ -479,7 +507,7 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
 }
 
 std::vector<SlotView> Region::slots(uint32_t host, uint64_t from, uint64_t limit, uint64_t& next) {
-  ensure_open();
+  const Use use = ensure_open();
   std::vector<SlotView> out;
   if (host >= attached_->hosts()) return out;
   const ShardMap& s = attached_->shard(HostIndex{host});
@@ -510,7 +538,7 @@ std::vector<SlotView> Region::slots(uint32_t host, uint64_t from, uint64_t limit
 }
 
 uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
-  ensure_writer();
+  const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   uint64_t evicted = 0;
   std::vector<uint64_t> bytes_by_age(1u << 12);   // ages in steps of 16 ticks
@@ -556,7 +584,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
 }
 
 void Region::heartbeat() {
-  ensure_writer();
+  const Use use = ensure_writer();
   const Offset at = attached_->home().header() + offsetof(ShardHeader, heartbeat);
   const bool ok = fault_guarded([&] {
     attached_->mem.add_word(at, 1);
@@ -567,7 +595,7 @@ void Region::heartbeat() {
 }
 
 Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
-  ensure_writer();
+  const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   Scrubbed r;
   const ShardMap& s = attached_->home();
@@ -609,7 +637,7 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
 }
 
 Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
-  ensure_writer();
+  const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   if (host >= attached_->hosts())
     throw Error(ErrorKind::Geometry, "region " + path_ + ": there is no shard " + std::to_string(host) + " to adopt; it has " +
@@ -628,7 +656,7 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
 }
 
 bool Region::acknowledge_lost() {
-  ensure_writer();
+  const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   bool any = false;
   const bool ok = fault_guarded([&] {
@@ -654,7 +682,7 @@ bool Region::acknowledge_lost() {
 }
 
 Check Region::check() {
-  ensure_open();
+  const Use use = ensure_open();
   Check c;
   constexpr size_t kProblemsMax = 100;
   const auto problem = [&](std::string text) {

@@ -5,6 +5,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ void ensure_unused(const std::string& path, const std::string& lock_path);   // 
 // `zeroed`: the medium is known to be all zero (a new file), so only the superblocks have to be written.
 void format_region(const std::string& path, Superblock plan, bool force, bool zeroed, const std::string& lock_path);
 
+struct HostView {   // a shard's header
+  uint64_t state = 0, incarnation = 0, heartbeat = 0;
+  std::string boot_id, node_name;
+};
 struct ShardUsage {
   uint32_t host = 0;
   std::string node_name;
@@ -59,8 +64,9 @@ struct Check {
 class Region {
  public:
   // Throws Error: Medium, Superblock, FormatVersion, Busy. `read_only` takes no participant entry and can only look.
-  Region(const std::string& path, uint32_t host, Role role, bool read_only, const std::string& lock_path, const std::string& node_name,
-         const std::string& boot_id);
+  // `take_over`: a shard that another boot used last is adopted instead of refused.
+  Region(const std::string& path, uint32_t host, Role role, bool read_only, bool take_over, const std::string& lock_path,
+         const std::string& node_name, const std::string& boot_id);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -73,6 +79,7 @@ class Region {
   uint8_t open_namespace(const uint8_t* digest, uint64_t block_bytes, const std::string& description, uint16_t& index);
   void record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>& misses);
 
+  HostView host_view(uint32_t host);
   std::vector<uint64_t> counters();
   std::vector<ShardUsage> usage(std::vector<NamespaceUsage>& namespaces, bool count_slots);   // without: names only, no walk
   std::vector<ParticipantView> participants();
@@ -96,9 +103,11 @@ class Region {
  private:
   void map_shards();
   void protect(HostIndex shard, bool writable);
-  void attach(Role role, const std::string& node_name, const std::string& boot_id);
-  void ensure_open();
-  void ensure_writer();
+  void attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id);
+  using Use = std::shared_lock<std::shared_mutex>;
+  Use ensure_open();
+  Use ensure_writer();
+  HostView view_host(uint32_t host);
   bool lock_participant(uint32_t host, uint32_t index);
   void unlock_participant(uint32_t host, uint32_t index);
   bool participant_alive(uint32_t host, uint32_t index);
@@ -116,6 +125,7 @@ class Region {
   uint8_t* base_ = nullptr;
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
+  std::shared_mutex lifetime_;
   std::mutex allocator_;          // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;             // so is the replica
   std::mutex maintenance_;
