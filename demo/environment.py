@@ -178,7 +178,7 @@ def _base_python() -> str:
             return found
     raise SetupError(
         f"vLLM needs Python 3.11 to 3.13, this is {'.'.join(map(str, sys.version_info[:2]))} and no other "
-        f"was found. Install one, or set {PYTHON_VARIABLE} to the Python of an environment with vLLM and kvpool."
+        f"was found. Install one, or set {PYTHON_VARIABLE} to the Python of an environment with both."
     )
 
 

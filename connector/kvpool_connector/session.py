@@ -83,6 +83,8 @@ class _Request:
     store_from: int = 0  # the first block that is not planned for storing yet
     own_from: int = 0  # the first block that this engine computes itself
     trusted_end: int | None = None  # a block that failed to load is not asked for again
+    external: range = range(0)  # the blocks that were last loaded for this request itself
+    spoiled: bool = False  # computed on a block that failed in another request
 
 
 class SchedulerSession:
@@ -129,6 +131,10 @@ class SchedulerSession:
         """Follow a request. `hashes` is kept, and read again as it grows."""
         if request_id not in self._requests:
             self._requests[request_id] = _Request(hashes, prompt_tokens // self._block_tokens)
+
+    def stop(self) -> None:
+        """From now on there is nothing to load and nothing to store."""
+        self._loads = self._stores = False
 
     def close_request(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -193,6 +199,7 @@ class SchedulerSession:
             return
         span = slice(lookup.first, lookup.first + count)
         request.own_from = request.store_from = span.stop
+        request.external = range(span.start, span.stop)
         self._plan.loads.append(
             Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span], self._in_background)
         )
@@ -246,7 +253,7 @@ class SchedulerSession:
             request.own_from = request.store_from = computed_tokens // self._block_tokens
         else:
             request.block_ids.extend(new_block_ids)
-        if not self._stores:
+        if not self._stores or request.spoiled:
             return
         end = min(
             (computed_tokens + step_tokens) // self._block_tokens, len(request.hashes), len(request.block_ids)
@@ -278,6 +285,9 @@ class SchedulerSession:
             if hit is not None:
                 request.trusted_end = hit if request.trusted_end is None else min(hit, request.trusted_end)
                 request.own_from = min(request.own_from, hit)
+                # Shared through the engine's own cache. The engine lets only the other request compute it
+                # again, and nothing here says that it has done so before this one runs on.
+                request.spoiled = request.spoiled or hit not in request.external
             request.store_from = min(request.store_from, request.own_from)
 
 

@@ -109,7 +109,6 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSession | None = None
         self._worker: WorkerSession | None = None
         self._namespace: Namespace | None = None
-        self._off = False
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -123,8 +122,8 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         expected = int(self._config.parallel_config.tensor_parallel_size)
         if len(namespaces) != expected:
             raise SettingsError(
-                f"kvpool: {len(namespaces)} of {expected} ranks told what they store. With MultiConnector, list "
-                "KVPoolConnector first: only one connector's ranks can tell their scheduler something."
+                f"kvpool: {len(namespaces)} of {expected} ranks told what they store. With MultiConnector, "
+                "list KVPoolConnector first: only one connector's ranks can tell their scheduler something."
             )
         self._scheduler = SchedulerSession(
             self._pool,
@@ -144,7 +143,7 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.set_xfer_handshake_metadata({tp_rank: told for (_pp_rank, tp_rank), told in metadata.items()})
 
     def on_new_request(self, request: Any) -> None:
-        if self._scheduler is not None and not self._off:
+        if self._scheduler is not None:
             self._scheduler.open_request(
                 request.request_id,
                 BlockHashes(request, self._block_tokens // self._hashed_tokens),
@@ -152,7 +151,7 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int, *_: Any) -> tuple[int, bool]:
-        if self._scheduler is None or self._off or getattr(request, "skip_reading_prefix_cache", False):
+        if self._scheduler is None or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tokens = self._scheduler.match(request.request_id, num_computed_tokens, request.num_tokens)
         return tokens, self._in_background and tokens > 0
@@ -202,12 +201,12 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self, *_: Any) -> bool:
         """Engines ask for this when their weights changed: the fingerprint no longer holds."""
-        if not self._off:
+        if self._scheduler is not None:
             logger.warning(
-                "kvpool_off: the engine's caches were reset, its weights may have changed since they were "
+                "kvpool_off: the engine's caches were reset, so its weights may have changed since they were "
                 "fingerprinted. Nothing is loaded or stored until the engine is restarted."
             )
-        self._off = True
+            self._scheduler.stop()
         return True
 
     # ---- worker ----
