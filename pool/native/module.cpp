@@ -218,17 +218,13 @@ NB_MODULE(_native, m) {
   m.def("ensure_unused", &ensure_unused, nb::arg("path"), nb::arg("lock_path"));
 
   nb::class_<Region>(m, "Region")
-      .def("__init__", [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, bool take_over,
-                          const std::string& lock_path, const std::string& node_name, const nb::bytes& boot_id) {
+      .def("__init__", [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, const std::string& lock_path,
+                          const std::string& node_name, const nb::bytes& boot_id) {
         const std::string boot(static_cast<const char*>(boot_id.data()), boot_id.size());
         nb::gil_scoped_release release;
-        new (self) Region(path, host, static_cast<Role>(role), read_only, take_over, lock_path, node_name, boot);
-      }, nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("take_over"), nb::arg("lock_path"), nb::arg("node_name"), nb::arg("boot_id"))
-      .def("close", &Region::close, nb::call_guard<nb::gil_scoped_release>())
-      .def("host", [](Region& r, uint32_t host) {
-        const HostView v = r.host_view(host);
-        return nb::make_tuple(v.state, v.incarnation, v.heartbeat, nb::bytes(v.boot_id.data(), v.boot_id.size()), text_of(v.node_name));
-      }, nb::arg("host"), "state, incarnation, heartbeat, boot id and node name of a host's shard")
+        new (self) Region(path, host, static_cast<Role>(role), read_only, lock_path, node_name, boot);
+      }, nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("lock_path"), nb::arg("node_name"), nb::arg("boot_id"))
+      .def("close", &Region::close)
       .def("superblock", [](const Region& r) {
         nb::dict d = to_dict(r.superblock());
         d["superblock_copies_right"] = r.copies_right();
