@@ -89,4 +89,4 @@ class Attached {
   bool owned_[kMaxHosts] = {};
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -149,8 +149,10 @@ class StripeHash {
   static void stripe(Vec* acc, uint8_t* to, const uint8_t* from, const uint8_t* secret) {
     for (uint32_t i = 0; i < kVecs; ++i) {
       const Vec data = Vec::load(from + i * sizeof(Vec));
-      if constexpr (put == Put::Stream) data.stream(to + i * sizeof(Vec));
-      else data.store(to + i * sizeof(Vec));
+      if constexpr (put == Put::Stream)
+        data.stream(to + i * sizeof(Vec));
+      else
+        data.store(to + i * sizeof(Vec));
       const Vec keyed = data ^ Vec::load(secret + i * sizeof(Vec));
       acc[i] = acc[i] + data.swap_pairs() + keyed.low_times_high();
     }
@@ -270,7 +272,7 @@ uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from
 
 uint64_t checksum(const uint8_t* bytes, uint64_t count) { return XXH3_64bits(bytes, count); }
 
-}  // namespace
+}   // namespace
 
 #if defined(__AVX512F__)
 const CopyKernel kCopyKernelAvx512{"avx512", copy_in, copy_out, checksum};
@@ -282,4 +284,4 @@ const CopyKernel kCopyKernelBase{"neon", copy_in, copy_out, checksum};
 const CopyKernel kCopyKernelBase{"sse2", copy_in, copy_out, checksum};
 #endif
 
-}  // namespace kvp
+}   // namespace kvp

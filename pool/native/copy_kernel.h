@@ -21,4 +21,4 @@ extern const CopyKernel kCopyKernelAvx2;
 extern const CopyKernel kCopyKernelAvx512;
 #endif
 
-}  // namespace kvp
+}   // namespace kvp

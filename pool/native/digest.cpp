@@ -23,7 +23,7 @@ const CopyKernel& kernel() {
   return picked;
 }
 
-}  // namespace
+}   // namespace
 
 uint64_t line_checksum(const void* bytes, uint64_t count, uint64_t seed) { return XXH3_64bits_withSeed(bytes, count, seed); }
 uint64_t copy_in(uint8_t* to, const Piece* pieces, uint32_t piece_count) { return kernel().copy_in(to, pieces, piece_count); }
@@ -49,4 +49,4 @@ void make_keys(const uint8_t* namespace_digest, const uint8_t* block_hashes, uin
 }
 #pragma GCC diagnostic pop
 
-}  // namespace kvp
+}   // namespace kvp

@@ -23,4 +23,4 @@ void make_keys(const uint8_t* namespace_digest, const uint8_t* block_hashes, uin
 
 const char* copy_kind();   // the instruction set picked at start, for the benchmark's record
 
-}  // namespace kvp
+}   // namespace kvp

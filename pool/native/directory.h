@@ -40,12 +40,14 @@ class Directory {
     for (uint32_t which = 0; which < 2; ++which) {
       const Offset at = bucket(key, which);
       if (which == 1 && at == bucket(key, 0)) break;
-      const Line line = m_.load_line(at);                                   // load.bucket
+      const Line line = m_.load_line(at);   // load.bucket
       for (const uint64_t raw : line.words) {
         const Entry entry{raw};
         if (entry.tag() != tag) continue;
-        if (entry.is_ghost()) out.ghost = true;
-        else if (s_.contains(entry.slot())) out.slots[out.n] = entry.slot(), out.counts[out.n++] = entry.count_low();
+        if (entry.is_ghost())
+          out.ghost = true;
+        else if (s_.contains(entry.slot()))
+          out.slots[out.n] = entry.slot(), out.counts[out.n++] = entry.count_low();
       }
     }
   }
@@ -68,7 +70,7 @@ class Directory {
         Entry free_entry{};
         for (uint32_t i = 0; i < kEntriesPerBucket; ++i) {
           const Offset entry_at = at + i * 8;
-          const Entry entry{m_.load_word(entry_at)};                        // publish.look
+          const Entry entry{m_.load_word(entry_at)};   // publish.look
           if (entry == want) return true;
           if (entry.empty() || entry.is_ghost()) {
             if (room++ == 0 || entry.empty()) free_place = entry_at, free_entry = entry;   // keep ghosts as long as there is room
@@ -83,7 +85,7 @@ class Directory {
       }
       if (best_room == 0) place = dead_place, there = dead;
       if (place == 0) return false;
-      if (!m_.cas_word(place, there.raw, want.raw)) continue;               // two processes took one entry: look again
+      if (!m_.cas_word(place, there.raw, want.raw)) continue;   // two processes took one entry: look again
       KVP_STEP("publish.cas");
       m_.write_back(place, 8);
       return true;
@@ -113,7 +115,7 @@ class Directory {
 
   bool alive(Entry entry) const {
     if (entry.empty() || entry.is_ghost() || !s_.contains(entry.slot())) return false;
-    const SlotWord word{m_.load_word(s_.slot_header(entry.slot()))};        // publish.is_entry_dead
+    const SlotWord word{m_.load_word(s_.slot_header(entry.slot()))};   // publish.is_entry_dead
     return (word.count() & 0xffff) == entry.count_low();
   }
 
@@ -123,4 +125,4 @@ class Directory {
   const ShardMap& s_;
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -17,4 +17,4 @@ class Error : public std::runtime_error {
 [[noreturn]] void check_failed(const char* condition, const char* file, int line);
 #define KVP_CHECK(condition) ((condition) ? void(0) : ::kvp::check_failed(#condition, __FILE__, __LINE__))
 
-}  // namespace kvp
+}   // namespace kvp

@@ -26,7 +26,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   }
 }
 
-}  // namespace
+}   // namespace
 
 void ensure_fault_handler() {
   struct sigaction now;
@@ -40,4 +40,4 @@ void ensure_fault_handler() {
   sigaction(SIGBUS, &ours, nullptr);
 }
 
-}  // namespace kvp
+}   // namespace kvp

@@ -27,4 +27,4 @@ bool fault_guarded(F&& f) {
   return true;
 }
 
-}  // namespace kvp
+}   // namespace kvp

@@ -60,7 +60,7 @@ uint64_t lay_out(Superblock& sb, uint64_t extents, uint64_t slots) {
   return sb.extents_offset + extents * sb.extent_bytes;
 }
 
-}  // namespace
+}   // namespace
 
 Superblock plan_region(const GeometryRequest& r) {
   if (r.hosts < 1 || r.hosts > kMaxHosts) refuse("hosts: " + std::to_string(r.hosts) + "; a region has 1 to " + std::to_string(kMaxHosts) + " hosts");
@@ -102,7 +102,10 @@ Superblock plan_region(const GeometryRequest& r) {
     uint64_t low = 0, high = kMaxExtents;
     while (low < high) {
       const uint64_t mid = (low + high + 1) / 2;
-      if (fits(mid, slots)) low = mid; else high = mid - 1;
+      if (fits(mid, slots))
+        low = mid;
+      else
+        high = mid - 1;
     }
     if (low == 0) too_small();
     lay_out(sb, low, slots);
@@ -116,7 +119,10 @@ Superblock plan_region(const GeometryRequest& r) {
       uint64_t low = 0, high = kMaxSlotsPerExtent;
       while (low < high) {
         const uint64_t mid = (low + high + 1) / 2;
-        if (fits(extents, mid)) low = mid; else high = mid - 1;
+        if (fits(extents, mid))
+          low = mid;
+        else
+          high = mid - 1;
       }
       if ((slots = low) != 0) break;
     }
@@ -143,8 +149,9 @@ void check_consistent(const Superblock& sb) {
                         sb.shard_bytes % sb.align_bytes == 0;
   const bool fits = in_range && lay_out(again, sb.extent_count, sb.slots_per_extent) <= sb.shard_bytes &&
                     sb.shard_offset + sb.host_count * sb.shard_bytes <= sb.region_bytes;
-  const bool same = fits && std::memcmp(&again.extent_count, &sb.extent_count, offsetof(Superblock, created_unix_s) - offsetof(Superblock, extent_count)) == 0;
+  const bool same =
+      fits && std::memcmp(&again.extent_count, &sb.extent_count, offsetof(Superblock, created_unix_s) - offsetof(Superblock, extent_count)) == 0;
   if (!same) throw Error(ErrorKind::Superblock, "the superblock's checksum is right but its sizes contradict each other");
 }
 
-}  // namespace kvp
+}   // namespace kvp

@@ -32,8 +32,7 @@ constexpr uint32_t to_int(HostIndex h) { return static_cast<uint32_t>(h); }
 class ShardMap {
  public:
   ShardMap() = default;
-  ShardMap(const Superblock& sb, HostIndex host)
-      : sb_(&sb), base_(sb.shard_offset + uint64_t{to_int(host)} * sb.shard_bytes), host_(host) {}
+  ShardMap(const Superblock& sb, HostIndex host) : sb_(&sb), base_(sb.shard_offset + uint64_t{to_int(host)} * sb.shard_bytes), host_(host) {}
 
   HostIndex host() const { return host_; }
   Offset base() const { return base_; }
@@ -54,9 +53,7 @@ class ShardMap {
   Offset log_ring_end() const { return base_ + sb_->log_ring_offset + sb_->log_record_count * 8; }
   Offset extent(uint32_t extent) const { return base_ + sb_->extents_offset + extent * sb_->extent_bytes; }
   Offset slot_header(SlotId slot) const { return extent(slot.extent()) + slot.slot() * kLineBytes; }
-  Offset payload(SlotId slot, uint64_t slot_bytes) const {
-    return extent(slot.extent()) + sb_->extent_payload_offset + slot.slot() * slot_bytes;
-  }
+  Offset payload(SlotId slot, uint64_t slot_bytes) const { return extent(slot.extent()) + sb_->extent_payload_offset + slot.slot() * slot_bytes; }
 
   uint64_t dense(SlotId slot) const { return uint64_t{slot.extent()} * sb_->slots_per_extent + slot.slot(); }
   SlotId slot_at(uint64_t dense) const {
@@ -85,4 +82,4 @@ class ShardMap {
   HostIndex host_{};
 };
 
-}  // namespace kvp
+}   // namespace kvp

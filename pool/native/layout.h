@@ -26,9 +26,9 @@ inline constexpr uint64_t kMagic = 0x31306c6f6f70766bULL;   // "kvpool01"
 inline constexpr uint32_t kFormatVersion = 1;
 inline constexpr uint64_t kSuperblockBytes = 4096;
 inline constexpr uint32_t kMaxHosts = 64;
-inline constexpr uint32_t kMaxParticipants = 1024;     // 10 bits of the slot word
-inline constexpr uint32_t kMaxNamespaces = 65535;      // 16 bits of the slot header
-inline constexpr uint32_t kMaxExtents = 4096;          // 12 bits of the bucket entry
+inline constexpr uint32_t kMaxParticipants = 1024;   // 10 bits of the slot word
+inline constexpr uint32_t kMaxNamespaces = 65535;    // 16 bits of the slot header
+inline constexpr uint32_t kMaxExtents = 4096;        // 12 bits of the bucket entry
 inline constexpr uint32_t kMaxSlotsPerExtent = 1u << 20;
 inline constexpr uint32_t kEntriesPerBucket = 8;
 inline constexpr uint32_t kKeyBytes = 32;
@@ -37,8 +37,20 @@ enum class Coherence : uint32_t { Hardware = 1, Software = 2 };
 
 // What became of a block. 0 and 1 are successes; the rest are reasons (kvpool.outcomes has the same table).
 enum class Outcome : uint8_t {
-  Ok = 0, Present = 1, NeverStored = 2, Evicted = 3, WrongNamespace = 4, BelowMinimum = 5, DeclinedByCost = 6, FailedChecksum = 7,
-  ChangedWhileReading = 8, TierError = 9, Quota = 10, NoSpace = 11, NamespacesFull = 12, Fenced = 13,
+  Ok = 0,
+  Present = 1,
+  NeverStored = 2,
+  Evicted = 3,
+  WrongNamespace = 4,
+  BelowMinimum = 5,
+  DeclinedByCost = 6,
+  FailedChecksum = 7,
+  ChangedWhileReading = 8,
+  TierError = 9,
+  Quota = 10,
+  NoSpace = 11,
+  NamespacesFull = 12,
+  Fenced = 13,
 };
 inline constexpr uint32_t kOutcomes = 16;
 
@@ -46,25 +58,25 @@ inline constexpr uint32_t kOutcomes = 16;
 struct Superblock {
   uint64_t magic;
   uint32_t format_version;
-  uint32_t header_bytes;            // kSuperblockBytes
+  uint32_t header_bytes;   // kSuperblockBytes
   uint8_t uuid[16];
   uint64_t region_bytes;
-  uint64_t align_bytes;             // of shards and extents, so that each can be mapped with its own protection
+  uint64_t align_bytes;   // of shards and extents, so that each can be mapped with its own protection
   uint32_t host_count;
-  uint32_t coherence;               // enum Coherence
-  uint32_t participant_count;       // a host
-  uint32_t namespace_count;         // a shard
-  uint64_t shard_offset;            // of shard 0
+  uint32_t coherence;           // enum Coherence
+  uint32_t participant_count;   // a host
+  uint32_t namespace_count;     // a shard
+  uint64_t shard_offset;        // of shard 0
   uint64_t shard_bytes;
-  uint32_t extent_count;            // a shard
-  uint32_t slots_per_extent;        // at the smallest slot size
+  uint32_t extent_count;       // a shard
+  uint32_t slots_per_extent;   // at the smallest slot size
   uint64_t slot_bytes_min;
   uint64_t extent_bytes;            // headers + payload
   uint64_t extent_payload_offset;   // in the extent
   uint64_t extent_payload_bytes;
-  uint64_t bucket_count;            // a shard
-  uint64_t log_record_count;        // a shard, a power of two
-  uint64_t claims_offset;           // all following offsets are from the start of the shard
+  uint64_t bucket_count;       // a shard
+  uint64_t log_record_count;   // a shard, a power of two
+  uint64_t claims_offset;      // all following offsets are from the start of the shard
   uint64_t acknowledgements_offset;
   uint64_t grants_offset;
   uint64_t returns_offset;
@@ -79,7 +91,7 @@ struct Superblock {
   uint64_t extents_offset;
   uint64_t created_unix_s;
   uint8_t reserved[kSuperblockBytes - 256];
-  uint64_t checksum;                // over bytes 8 .. 4087
+  uint64_t checksum;   // over bytes 8 .. 4087
 };
 static_assert(sizeof(Superblock) == kSuperblockBytes && offsetof(Superblock, reserved) == 248);
 static_assert(offsetof(Superblock, uuid) == 16 && offsetof(Superblock, shard_offset) == 64 && offsetof(Superblock, claims_offset) == 136);
@@ -87,21 +99,29 @@ static_assert(offsetof(Superblock, checksum) == kSuperblockBytes - 8);
 static_assert(std::has_unique_object_representations_v<Superblock>);
 
 // ---- lines of the host ----
-struct ShardHeader {                // two lines
-  uint64_t state;                   // 0 never attached, 1 ready
-  uint64_t incarnation;             // raised each time the first process of the host attaches
-  uint64_t heartbeat;               // raised by the daemon
-  uint8_t boot_id[16];              // of the machine that wrote it last: another boot means that its caches are gone
+struct ShardHeader {      // two lines
+  uint64_t state;         // 0 never attached, 1 ready
+  uint64_t incarnation;   // raised each time the first process of the host attaches
+  uint64_t heartbeat;     // raised by the daemon
+  uint8_t boot_id[16];    // of the machine that wrote it last: another boot means that its caches are gone
   uint64_t reserved[3];
-  char node_name[64];               // zero-padded
+  char node_name[64];   // zero-padded
 };
 static_assert(sizeof(ShardHeader) == 128 && offsetof(ShardHeader, boot_id) == 24 && offsetof(ShardHeader, node_name) == 64);
 
 // Line j of host h's claims: h owns shard j since `epoch`. The highest epoch wins; no claim at all: shard j belongs to host j.
 // Line j of host h's acknowledgements: h has stopped writing to shard j and flushed it, for every claim up to `epoch`.
-struct ClaimLine { uint64_t epoch; uint64_t reserved[7]; };
+struct ClaimLine {
+  uint64_t epoch;
+  uint64_t reserved[7];
+};
 // Loans of extents (PROTOCOL 6) have their lines here; no code of format 1 writes them yet.
-struct LoanLine { uint64_t extent; uint64_t epoch; uint64_t host; uint64_t reserved[5]; };
+struct LoanLine {
+  uint64_t extent;
+  uint64_t epoch;
+  uint64_t host;
+  uint64_t reserved[5];
+};
 static_assert(sizeof(ClaimLine) == 64 && sizeof(LoanLine) == 64);
 
 enum class Role : uint32_t { Engine = 1, Daemon = 2, Tool = 3 };
@@ -109,12 +129,20 @@ enum class ParticipantState : uint32_t { Free = 0, Live = 1 };   // Live without
 
 // Counters of a participant; they survive it, so the sum over all entries is the total since the region was formatted.
 enum Counter : uint32_t {
-  kLookups = 0, kHits = 1, kBytesLoaded = 2, kBytesStored = 3, kStored = 4, kPresent = 5, kEvictions = 6, kReaped = 7, kScrubBad = 8,
-  kMisses = 16,                     // 16: one a reason (enum Outcome)
-  kDeclined = 32,                   // 16: one a reason
-  kLoadLatency = 48,                // 24: calls that took [2^(8+i), 2^(9+i)) ns
+  kLookups = 0,
+  kHits = 1,
+  kBytesLoaded = 2,
+  kBytesStored = 3,
+  kStored = 4,
+  kPresent = 5,
+  kEvictions = 6,
+  kReaped = 7,
+  kScrubBad = 8,
+  kMisses = 16,        // 16: one a reason (enum Outcome)
+  kDeclined = 32,      // 16: one a reason
+  kLoadLatency = 48,   // 24: calls that took [2^(8+i), 2^(9+i)) ns
   kLookupLatency = 72,
-  kStoreLatency = 96,               // 16 of them: the last one also counts all that took longer
+  kStoreLatency = 96,   // 16 of them: the last one also counts all that took longer
   kCounters = 112,
 };
 inline constexpr uint32_t kLatencyBuckets = 24;
@@ -122,7 +150,7 @@ inline constexpr uint32_t kStoreLatencyBuckets = 16;
 inline constexpr uint32_t kLatencyFirstLog2 = 8;
 
 struct Participant {
-  uint64_t word;                    // state (low 32 bits) | generation (high 32 bits, 14 used)
+  uint64_t word;   // state (low 32 bits) | generation (high 32 bits, 14 used)
   uint32_t pid;
   uint32_t role;
   uint64_t reserved[6];
@@ -186,34 +214,34 @@ struct Entry {
 
 // Slot header: one line. An unknown codec, flag or namespace makes the slot a miss, not an error: a newer build may have written it.
 struct SlotHeader {
-  uint64_t word;                    // SlotWord
+  uint64_t word;   // SlotWord
   uint8_t key[kKeyBytes];
   uint32_t length_bytes;
   uint16_t namespace_index;
-  uint8_t codec;                    // 0 = plain
+  uint8_t codec;   // 0 = plain
   uint8_t flags;
-  uint64_t payload_checksum;        // XXH3-64 over length_bytes of payload
-  uint64_t header_checksum;         // XXH3-64 over bytes 0..55, seeded with the slot's place, so that a copied line does not pass
+  uint64_t payload_checksum;   // XXH3-64 over length_bytes of payload
+  uint64_t header_checksum;    // XXH3-64 over bytes 0..55, seeded with the slot's place, so that a copied line does not pass
 };
 static_assert(sizeof(SlotHeader) == 64 && offsetof(SlotHeader, length_bytes) == 40 && offsetof(SlotHeader, payload_checksum) == 48);
 static_assert(std::has_unique_object_representations_v<SlotHeader>);
 
-struct NamespaceRow {               // immutable once its word is Stable
-  uint64_t word;                    // SlotWord
+struct NamespaceRow {   // immutable once its word is Stable
+  uint64_t word;        // SlotWord
   uint8_t digest[kKeyBytes];
   uint64_t block_bytes;
-  uint64_t slot_bytes;              // distance of two payload slots: block_bytes rounded up
-  uint64_t checksum;                // XXH3-64 over digest, block_bytes, slot_bytes and the description
+  uint64_t slot_bytes;   // distance of two payload slots: block_bytes rounded up
+  uint64_t checksum;     // XXH3-64 over digest, block_bytes, slot_bytes and the description
   uint64_t tenant;
-  uint64_t quota_bytes;             // 0 = none
+  uint64_t quota_bytes;   // 0 = none
   uint64_t reserved[6];
   uint16_t description_bytes;
-  char description[894];            // JSON, for people: what makes the namespace differ from others
+  char description[894];   // JSON, for people: what makes the namespace differ from others
 };
 static_assert(sizeof(NamespaceRow) == 1024 && offsetof(NamespaceRow, description) == 130);
 
-struct ExtentDescriptor {           // one line
-  uint64_t word;                    // SlotWord: Free = unassigned, Writing = being cut, Stable = serves slot_bytes
+struct ExtentDescriptor {   // one line
+  uint64_t word;            // SlotWord: Free = unassigned, Writing = being cut, Stable = serves slot_bytes
   uint64_t slot_bytes;
   uint64_t slot_count;
   uint64_t reserved[5];
@@ -233,4 +261,4 @@ struct LogRecord {
   constexpr SlotId slot() const { return {static_cast<uint32_t>(raw)}; }
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -22,42 +22,66 @@ void section(std::string& out, const char* title, size_t bytes, std::initializer
   }
 }
 
-}  // namespace
+}   // namespace
 
-#define KVP_FIELD(type, name, what) Field { #name, offsetof(type, name), sizeof(type::name), what }
+#define KVP_FIELD(type, name, what) \
+  Field { #name, offsetof(type, name), sizeof(type::name), what }
 
 std::string layout_table() {
   std::string out = "kvpool region format " + std::to_string(kFormatVersion) + ", little-endian; offset and size in bytes\n\n";
   section(out, "superblock (offset 0 and again at align_bytes)", sizeof(Superblock),
-          {KVP_FIELD(Superblock, magic, "\"kvpool01\", stored last"), KVP_FIELD(Superblock, format_version, ""), KVP_FIELD(Superblock, header_bytes, ""),
-           KVP_FIELD(Superblock, uuid, ""), KVP_FIELD(Superblock, region_bytes, ""), KVP_FIELD(Superblock, align_bytes, "of shards and extents"),
-           KVP_FIELD(Superblock, host_count, ""), KVP_FIELD(Superblock, coherence, "1 hardware, 2 software"),
-           KVP_FIELD(Superblock, participant_count, "a host"), KVP_FIELD(Superblock, namespace_count, "a shard"),
-           KVP_FIELD(Superblock, shard_offset, "of shard 0"), KVP_FIELD(Superblock, shard_bytes, ""), KVP_FIELD(Superblock, extent_count, "a shard"),
-           KVP_FIELD(Superblock, slots_per_extent, "at the smallest slot size"), KVP_FIELD(Superblock, slot_bytes_min, ""),
-           KVP_FIELD(Superblock, extent_bytes, "headers and payload"), KVP_FIELD(Superblock, extent_payload_offset, ""),
-           KVP_FIELD(Superblock, extent_payload_bytes, ""), KVP_FIELD(Superblock, bucket_count, "a shard"),
-           KVP_FIELD(Superblock, log_record_count, "a shard, a power of two"), KVP_FIELD(Superblock, claims_offset, "from here on: from the shard's start"),
-           KVP_FIELD(Superblock, acknowledgements_offset, ""), KVP_FIELD(Superblock, grants_offset, ""), KVP_FIELD(Superblock, returns_offset, ""),
-           KVP_FIELD(Superblock, participants_offset, ""), KVP_FIELD(Superblock, touch_offset, ""), KVP_FIELD(Superblock, touch_row_bytes, ""),
-           KVP_FIELD(Superblock, namespaces_offset, ""), KVP_FIELD(Superblock, extent_descriptors_offset, ""), KVP_FIELD(Superblock, buckets_offset, ""),
-           KVP_FIELD(Superblock, log_tail_offset, ""), KVP_FIELD(Superblock, log_ring_offset, ""), KVP_FIELD(Superblock, extents_offset, ""),
-           KVP_FIELD(Superblock, created_unix_s, ""), KVP_FIELD(Superblock, checksum, "XXH3-64 of bytes 8..4087")});
+          {KVP_FIELD(Superblock, magic, "\"kvpool01\", stored last"),
+           KVP_FIELD(Superblock, format_version, ""),
+           KVP_FIELD(Superblock, header_bytes, ""),
+           KVP_FIELD(Superblock, uuid, ""),
+           KVP_FIELD(Superblock, region_bytes, ""),
+           KVP_FIELD(Superblock, align_bytes, "of shards and extents"),
+           KVP_FIELD(Superblock, host_count, ""),
+           KVP_FIELD(Superblock, coherence, "1 hardware, 2 software"),
+           KVP_FIELD(Superblock, participant_count, "a host"),
+           KVP_FIELD(Superblock, namespace_count, "a shard"),
+           KVP_FIELD(Superblock, shard_offset, "of shard 0"),
+           KVP_FIELD(Superblock, shard_bytes, ""),
+           KVP_FIELD(Superblock, extent_count, "a shard"),
+           KVP_FIELD(Superblock, slots_per_extent, "at the smallest slot size"),
+           KVP_FIELD(Superblock, slot_bytes_min, ""),
+           KVP_FIELD(Superblock, extent_bytes, "headers and payload"),
+           KVP_FIELD(Superblock, extent_payload_offset, ""),
+           KVP_FIELD(Superblock, extent_payload_bytes, ""),
+           KVP_FIELD(Superblock, bucket_count, "a shard"),
+           KVP_FIELD(Superblock, log_record_count, "a shard, a power of two"),
+           KVP_FIELD(Superblock, claims_offset, "from here on: from the shard's start"),
+           KVP_FIELD(Superblock, acknowledgements_offset, ""),
+           KVP_FIELD(Superblock, grants_offset, ""),
+           KVP_FIELD(Superblock, returns_offset, ""),
+           KVP_FIELD(Superblock, participants_offset, ""),
+           KVP_FIELD(Superblock, touch_offset, ""),
+           KVP_FIELD(Superblock, touch_row_bytes, ""),
+           KVP_FIELD(Superblock, namespaces_offset, ""),
+           KVP_FIELD(Superblock, extent_descriptors_offset, ""),
+           KVP_FIELD(Superblock, buckets_offset, ""),
+           KVP_FIELD(Superblock, log_tail_offset, ""),
+           KVP_FIELD(Superblock, log_ring_offset, ""),
+           KVP_FIELD(Superblock, extents_offset, ""),
+           KVP_FIELD(Superblock, created_unix_s, ""),
+           KVP_FIELD(Superblock, checksum, "XXH3-64 of bytes 8..4087")});
   section(out, "shard header (the host's)", sizeof(ShardHeader),
           {KVP_FIELD(ShardHeader, state, "0 never attached, 1 ready"), KVP_FIELD(ShardHeader, incarnation, ""), KVP_FIELD(ShardHeader, heartbeat, ""),
            KVP_FIELD(ShardHeader, boot_id, ""), KVP_FIELD(ShardHeader, node_name, "zero-padded")});
-  section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine), {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard")});
+  section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine),
+          {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard")});
   section(out, "grant line and return line, one a host (not used yet)", sizeof(LoanLine),
           {KVP_FIELD(LoanLine, extent, ""), KVP_FIELD(LoanLine, epoch, ""), KVP_FIELD(LoanLine, host, "")});
   section(out, "participant (the host's)", sizeof(Participant),
           {KVP_FIELD(Participant, word, "generation << 32 | state (0 free, 1 live)"), KVP_FIELD(Participant, pid, ""),
            KVP_FIELD(Participant, role, "1 engine, 2 daemon, 3 tool"), KVP_FIELD(Participant, counters, "enum Counter")});
   out += "touch row, one a host (the host's): 2 bytes a slot, the tick of its last read by that host; 0 never\n";
-  section(out, "namespace row (the owner's)", sizeof(NamespaceRow),
-          {KVP_FIELD(NamespaceRow, word, "as the slot word"), KVP_FIELD(NamespaceRow, digest, "SHA-256"), KVP_FIELD(NamespaceRow, block_bytes, ""),
-           KVP_FIELD(NamespaceRow, slot_bytes, "distance of two slots"), KVP_FIELD(NamespaceRow, checksum, "XXH3-64 of the row without word and checksum"),
-           KVP_FIELD(NamespaceRow, tenant, ""), KVP_FIELD(NamespaceRow, quota_bytes, "0 none"), KVP_FIELD(NamespaceRow, description_bytes, ""),
-           KVP_FIELD(NamespaceRow, description, "JSON")});
+  section(
+      out, "namespace row (the owner's)", sizeof(NamespaceRow),
+      {KVP_FIELD(NamespaceRow, word, "as the slot word"), KVP_FIELD(NamespaceRow, digest, "SHA-256"), KVP_FIELD(NamespaceRow, block_bytes, ""),
+       KVP_FIELD(NamespaceRow, slot_bytes, "distance of two slots"),
+       KVP_FIELD(NamespaceRow, checksum, "XXH3-64 of the row without word and checksum"), KVP_FIELD(NamespaceRow, tenant, ""),
+       KVP_FIELD(NamespaceRow, quota_bytes, "0 none"), KVP_FIELD(NamespaceRow, description_bytes, ""), KVP_FIELD(NamespaceRow, description, "JSON")});
   section(out, "extent descriptor (the owner's)", sizeof(ExtentDescriptor),
           {KVP_FIELD(ExtentDescriptor, word, "as the slot word: free, being cut, serving"), KVP_FIELD(ExtentDescriptor, slot_bytes, ""),
            KVP_FIELD(ExtentDescriptor, slot_count, "")});
@@ -71,4 +95,4 @@ std::string layout_table() {
   return out;
 }
 
-}  // namespace kvp
+}   // namespace kvp

@@ -29,19 +29,19 @@ void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
   constexpr uint32_t kTriesBeforeRepair = 10000, kTries = 2 * kTriesBeforeRepair;
   for (uint32_t i = 0; i < kTries; ++i) {
     if (i == kTriesBeforeRepair) log_repair_tail(a, s);
-    const uint64_t tail = m.load_word(s.log_tail());                        // append.tail
+    const uint64_t tail = m.load_word(s.log_tail());   // append.tail
     const Offset at = s.log_record(tail);
-    const LogRecord seen{m.load_word(at)};                                  // append.look
+    const LogRecord seen{m.load_word(at)};   // append.look
     const uint64_t lap = (tail / ring + 1) & LogRecord::kLapMask;
-    if (seen.lap() == lap) {                                                // somebody wrote it and has not moved the tail yet
-      m.cas_word(s.log_tail(), tail, tail + 1);                             // append.help
+    if (seen.lap() == lap) {                      // somebody wrote it and has not moved the tail yet
+      m.cas_word(s.log_tail(), tail, tail + 1);   // append.help
       continue;
     }
-    if (seen.lap() != ((lap - 1) & LogRecord::kLapMask)) continue;            // the tail moved under us
+    if (seen.lap() != ((lap - 1) & LogRecord::kLapMask)) continue;   // the tail moved under us
     if (!m.cas_word(at, seen.raw, LogRecord::make(lap, hint, slot).raw)) continue;
     KVP_STEP("append.record");
     m.write_back(at, 8);
-    m.cas_word(s.log_tail(), tail, tail + 1);                               // may fail: then somebody helped
+    m.cas_word(s.log_tail(), tail, tail + 1);   // may fail: then somebody helped
     KVP_STEP("append.tail");
     m.write_back(s.log_tail(), 8);
     m.store_fence();
@@ -74,11 +74,11 @@ bool log_follow(Attached<M>& a, const ShardMap& s, LogPosition& position, uint32
     while (n < kRound && done + n < limit) {
       const Offset at = s.log_record(position.next);
       if (n != 0 && fresh && at % kLineBytes == 0) break;   // the next line was not invalidated in this round
-      const LogRecord record{m.load_word(at)};                              // follow.record
+      const LogRecord record{m.load_word(at)};              // follow.record
       const uint64_t lap = (position.next / ring + 1) & LogRecord::kLapMask;
       const uint64_t ahead = (record.lap() - lap) & LogRecord::kLapMask;
       if (ahead != 0 && ahead < LogRecord::kLapMask / 2) return position.rescan = true, false;   // overtaken
-      if (ahead != 0) break;                                                // nothing new
+      if (ahead != 0) break;                                                                     // nothing new
       if (record.hint() == LogHint::Rescan) return position.rescan = true, false;
       ++position.next;
       if (s.contains(record.slot())) slots[n++] = record.slot();
@@ -102,7 +102,7 @@ void start_rescan(Attached<M>& a, const ShardMap& s, LogPosition& position) {
     m.invalidate(s.log_tail(), 8);
     m.full_fence();
   }
-  position.next = m.load_word(s.log_tail());                                // rescan.tail
+  position.next = m.load_word(s.log_tail());   // rescan.tail
   position.rescan = false;
 }
 
@@ -125,4 +125,4 @@ void log_take_over(Attached<M>& a, const ShardMap& s) {
   m.store_fence();
 }
 
-}  // namespace kvp
+}   // namespace kvp

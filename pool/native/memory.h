@@ -42,15 +42,17 @@ concept Memory = requires(M m, const M cm, Offset at, uint64_t word, Line line, 
   { m.store_half(at, uint16_t{}) } -> std::same_as<void>;
   { m.cas_word(at, word, word) } -> std::same_as<bool>;   // true: stored
   { m.add_word(at, word) } -> std::same_as<void>;
-  { m.stream_copy(at, pieces, n) } -> std::same_as<uint64_t>;        // payload checksum of what was stored
-  { m.copy_out(pieces, n, at) } -> std::same_as<uint64_t>;           // payload checksum of what the caller got
-  { m.checksum(at, word) } -> std::same_as<uint64_t>;                // payload checksum of bytes that stay where they are
-  { m.write_back(at, word) } -> std::same_as<void>;                  // at, bytes
+  { m.stream_copy(at, pieces, n) } -> std::same_as<uint64_t>;   // payload checksum of what was stored
+  { m.copy_out(pieces, n, at) } -> std::same_as<uint64_t>;      // payload checksum of what the caller got
+  { m.checksum(at, word) } -> std::same_as<uint64_t>;           // payload checksum of bytes that stay where they are
+  { m.write_back(at, word) } -> std::same_as<void>;             // at, bytes
   { m.invalidate(at, word) } -> std::same_as<void>;
   { m.prefetch(at) } -> std::same_as<void>;
   { m.store_fence() } -> std::same_as<void>;
   { m.full_fence() } -> std::same_as<void>;
-  { m.guarded([] {}) } -> std::same_as<bool>;                        // false: the medium failed below the call (poison, truncated file)
+  {
+    m.guarded([] {})
+    } -> std::same_as<bool>;   // false: the medium failed below the call (poison, truncated file)
   { cm.coherent() } -> std::same_as<bool>;
 };
 
@@ -62,4 +64,4 @@ inline void step(const char* name) {
 }
 #define KVP_STEP(name) ::kvp::step(name)
 
-}  // namespace kvp
+}   // namespace kvp

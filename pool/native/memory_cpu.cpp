@@ -28,11 +28,11 @@ CacheOps pick() { return {"dc cvac", "dc civac", dc_cvac, dc_civac}; }
 #error "kvpool needs x86-64 or aarch64: on other processors it is not known how to write back and invalidate a line"
 #endif
 
-}  // namespace
+}   // namespace
 
 const CacheOps& cache_ops() {
   static const CacheOps ops = pick();
   return ops;
 }
 
-}  // namespace kvp
+}   // namespace kvp

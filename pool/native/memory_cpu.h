@@ -17,8 +17,8 @@ using LineOp = void (*)(const void* line);
 struct CacheOps {
   const char* write_back_name;
   const char* invalidate_name;
-  LineOp write_back;    // CLWB, else CLFLUSHOPT, else CLFLUSH; aarch64 DC CVAC
-  LineOp invalidate;    // CLFLUSHOPT, else CLFLUSH (never CLWB: it may keep the line); aarch64 DC CIVAC
+  LineOp write_back;   // CLWB, else CLFLUSHOPT, else CLFLUSH; aarch64 DC CVAC
+  LineOp invalidate;   // CLFLUSHOPT, else CLFLUSH (never CLWB: it may keep the line); aarch64 DC CIVAC
 };
 const CacheOps& cache_ops();
 
@@ -91,4 +91,4 @@ class CpuMemory {
 };
 static_assert(Memory<CpuMemory>);
 
-}  // namespace kvp
+}   // namespace kvp

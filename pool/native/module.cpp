@@ -49,7 +49,8 @@ struct BufferArguments {
                   uint64_t block_bytes) {
     const bool paged = ids.size() != 0 || blocks == 0;
     const uint64_t elements = paged ? pieces : blocks * pieces;
-    if (pieces == 0 || base.size() != elements * 8 || bytes.size() != elements * 8 || (paged && (stride.size() != elements * 8 || ids.size() != blocks * 8)))
+    if (pieces == 0 || base.size() != elements * 8 || bytes.size() != elements * 8 ||
+        (paged && (stride.size() != elements * 8 || ids.size() != blocks * 8)))
       bad_buffer("buffers: the address arrays do not match the number of keys");
     buffers = {static_cast<const uint64_t*>(base.data()), static_cast<const uint64_t*>(stride.data()), static_cast<const uint64_t*>(bytes.data()),
                paged ? static_cast<const int64_t*>(ids.data()) : nullptr, pieces};
@@ -60,7 +61,8 @@ struct BufferArguments {
         bad_buffer("block " + std::to_string(i) + ": its pieces have " + std::to_string(sum) + " bytes, the namespace's blocks have " +
                    std::to_string(block_bytes) + ". Give buffers of exactly that size.");
     }
-    if (block_bytes >= 1ULL << 32) bad_buffer("a block of " + std::to_string(block_bytes) + " bytes is too large; the format holds blocks below 4 GiB");
+    if (block_bytes >= 1ULL << 32)
+      bad_buffer("a block of " + std::to_string(block_bytes) + " bytes is too large; the format holds blocks below 4 GiB");
   }
 };
 
@@ -140,213 +142,278 @@ void record_hook(const char* name) {
   g_steps_seen->push_back(name);
 }
 
-}  // namespace
+}   // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core of kvpool: region format 1 and its protocol. Use kvpool.region.";
-  nb::register_exception_translator(
-      [](const std::exception_ptr& p, void*) {
-        try {
-          std::rethrow_exception(p);
-        } catch (const Error& e) {
-          const nb::object type = nb::module_::import_("kvpool.errors").attr(exception_name(e.kind));
-          PyErr_SetString(type.ptr(), e.what());
-        }
-      });
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Error& e) {
+      const nb::object type = nb::module_::import_("kvpool.errors").attr(exception_name(e.kind));
+      PyErr_SetString(type.ptr(), e.what());
+    }
+  });
 
   m.def("layout_table", &layout_table, "The persisted structures as text.");
   m.attr("FORMAT_VERSION") = kFormatVersion;
   m.def("copy_kind", &copy_kind, "The instruction set of the copy-and-checksum kernel in use.");
-  m.def("cache_ops", [] { return std::vector<std::string>{cache_ops().write_back_name, cache_ops().invalidate_name}; },
-        "The instructions that write a cache line back and drop it.");
+  m.def(
+      "cache_ops",
+      [] {
+        return std::vector<std::string>{cache_ops().write_back_name, cache_ops().invalidate_name};
+      },
+      "The instructions that write a cache line back and drop it.");
   m.def("stop_at", &stop_at, nb::arg("step"), nb::arg("nth") = 1, nb::arg("signal") = 9, "For tests: raise a signal at the nth passing of a step.");
-  m.def("record_steps", [] {
-    std::lock_guard<std::mutex> lock(g_steps_mutex);
-    if (g_steps_seen == nullptr) g_steps_seen = new std::vector<std::string>;
-    g_steps_seen->clear();
-    g_step_hook.store(record_hook);
-  }, "For tests: from now on remember the names of the steps that are passed.");
+  m.def(
+      "record_steps",
+      [] {
+        std::lock_guard<std::mutex> lock(g_steps_mutex);
+        if (g_steps_seen == nullptr) g_steps_seen = new std::vector<std::string>;
+        g_steps_seen->clear();
+        g_step_hook.store(record_hook);
+      },
+      "For tests: from now on remember the names of the steps that are passed.");
   m.def("recorded_steps", [] {
     std::lock_guard<std::mutex> lock(g_steps_mutex);
     return g_steps_seen == nullptr ? std::vector<std::string>{} : *g_steps_seen;
   });
 
-  m.def("buffer_address", [](const nb::object& view) {   // the caller holds the view, so the address stays good
-    Py_buffer b;
-    if (PyObject_GetBuffer(view.ptr(), &b, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    const auto address = reinterpret_cast<uint64_t>(b.buf);
-    PyBuffer_Release(&b);
-    return address;
-  }, nb::arg("view"), "The address of a contiguous buffer.");
-  m.def("dlpack_address", [](const nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>& a) {
-    return nb::make_tuple(reinterpret_cast<uint64_t>(a.data()), a.nbytes());
-  }, nb::arg("array").noconvert(), "Address and bytes of a contiguous DLPack array in host memory.");
+  m.def(
+      "buffer_address",
+      [](const nb::object& view) {   // the caller holds the view, so the address stays good
+        Py_buffer b;
+        if (PyObject_GetBuffer(view.ptr(), &b, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto address = reinterpret_cast<uint64_t>(b.buf);
+        PyBuffer_Release(&b);
+        return address;
+      },
+      nb::arg("view"), "The address of a contiguous buffer.");
+  m.def(
+      "dlpack_address",
+      [](const nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>& a) { return nb::make_tuple(reinterpret_cast<uint64_t>(a.data()), a.nbytes()); },
+      nb::arg("array").noconvert(), "Address and bytes of a contiguous DLPack array in host memory.");
 
-  m.def("make_keys", [](const nb::bytes& digest, const nb::bytes& hashes) {
-    if (digest.size() != 32 || hashes.size() % 32 != 0) bad_buffer("keys are made from a 32-byte digest and whole 32-byte block hashes");
-    const uint64_t n = hashes.size() / 32;
-    std::string keys(n * kKeyBytes, '\0');
-    {
-      const auto* d = static_cast<const uint8_t*>(digest.data());
-      const auto* h = static_cast<const uint8_t*>(hashes.data());
-      nb::gil_scoped_release release;
-      make_keys(d, h, n, reinterpret_cast<uint8_t*>(keys.data()));
-    }
-    return nb::bytes(keys.data(), keys.size());
-  }, nb::arg("namespace_digest"), nb::arg("block_hashes"));
+  m.def(
+      "make_keys",
+      [](const nb::bytes& digest, const nb::bytes& hashes) {
+        if (digest.size() != 32 || hashes.size() % 32 != 0) bad_buffer("keys are made from a 32-byte digest and whole 32-byte block hashes");
+        const uint64_t n = hashes.size() / 32;
+        std::string keys(n * kKeyBytes, '\0');
+        {
+          const auto* d = static_cast<const uint8_t*>(digest.data());
+          const auto* h = static_cast<const uint8_t*>(hashes.data());
+          nb::gil_scoped_release release;
+          make_keys(d, h, n, reinterpret_cast<uint8_t*>(keys.data()));
+        }
+        return nb::bytes(keys.data(), keys.size());
+      },
+      nb::arg("namespace_digest"), nb::arg("block_hashes"));
 
-  m.def("plan", [](uint64_t region_bytes, uint32_t hosts, uint64_t slot_bytes_min, uint64_t extent_bytes, uint32_t participants, uint32_t namespaces,
-                   uint64_t align_bytes, bool hardware_coherent) {
-    return to_dict(plan(region_bytes, hosts, slot_bytes_min, extent_bytes, participants, namespaces, align_bytes, hardware_coherent));
-  }, nb::arg("region_bytes"), nb::arg("hosts"), nb::arg("slot_bytes_min"), nb::arg("extent_bytes"), nb::arg("participants"), nb::arg("namespaces"),
-     nb::arg("align_bytes"), nb::arg("hardware_coherent"));
-  m.def("format", [](const std::string& path, const std::string& lock_path, uint64_t region_bytes, uint32_t hosts, uint64_t slot_bytes_min,
-                     uint64_t extent_bytes, uint32_t participants, uint32_t namespaces, uint64_t align_bytes, bool hardware_coherent, bool force, bool zeroed) {
-    const Superblock sb = plan(region_bytes, hosts, slot_bytes_min, extent_bytes, participants, namespaces, align_bytes, hardware_coherent);
-    nb::gil_scoped_release release;
-    format_region(path, sb, force, zeroed, lock_path);
-  }, nb::arg("path"), nb::arg("lock_path"), nb::arg("region_bytes"), nb::arg("hosts"), nb::arg("slot_bytes_min"), nb::arg("extent_bytes"),
-     nb::arg("participants"), nb::arg("namespaces"), nb::arg("align_bytes"), nb::arg("hardware_coherent"), nb::arg("force"), nb::arg("zeroed"));
-  m.def("inspect", [](const std::string& path) {
-    const Inspection i = inspect_region(path);
-    nb::dict d = to_dict(i.superblock);
-    d["superblock_copies_right"] = i.copies_right;
-    d["medium_bytes"] = i.medium_bytes;
-    return d;
-  }, nb::arg("path"));
+  m.def(
+      "plan",
+      [](uint64_t region_bytes, uint32_t hosts, uint64_t slot_bytes_min, uint64_t extent_bytes, uint32_t participants, uint32_t namespaces,
+         uint64_t align_bytes, bool hardware_coherent) {
+        return to_dict(plan(region_bytes, hosts, slot_bytes_min, extent_bytes, participants, namespaces, align_bytes, hardware_coherent));
+      },
+      nb::arg("region_bytes"), nb::arg("hosts"), nb::arg("slot_bytes_min"), nb::arg("extent_bytes"), nb::arg("participants"), nb::arg("namespaces"),
+      nb::arg("align_bytes"), nb::arg("hardware_coherent"));
+  m.def(
+      "format",
+      [](const std::string& path, const std::string& lock_path, uint64_t region_bytes, uint32_t hosts, uint64_t slot_bytes_min, uint64_t extent_bytes,
+         uint32_t participants, uint32_t namespaces, uint64_t align_bytes, bool hardware_coherent, bool force, bool zeroed) {
+        const Superblock sb = plan(region_bytes, hosts, slot_bytes_min, extent_bytes, participants, namespaces, align_bytes, hardware_coherent);
+        nb::gil_scoped_release release;
+        format_region(path, sb, force, zeroed, lock_path);
+      },
+      nb::arg("path"), nb::arg("lock_path"), nb::arg("region_bytes"), nb::arg("hosts"), nb::arg("slot_bytes_min"), nb::arg("extent_bytes"),
+      nb::arg("participants"), nb::arg("namespaces"), nb::arg("align_bytes"), nb::arg("hardware_coherent"), nb::arg("force"), nb::arg("zeroed"));
+  m.def(
+      "inspect",
+      [](const std::string& path) {
+        const Inspection i = inspect_region(path);
+        nb::dict d = to_dict(i.superblock);
+        d["superblock_copies_right"] = i.copies_right;
+        d["medium_bytes"] = i.medium_bytes;
+        return d;
+      },
+      nb::arg("path"));
   m.def("looks_formatted", &looks_formatted, nb::arg("path"));
   m.def("ensure_unused", &ensure_unused, nb::arg("path"), nb::arg("lock_path"));
 
   nb::class_<Region>(m, "Region")
-      .def("__init__", [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, const std::string& lock_path,
-                          const std::string& node_name, const nb::bytes& boot_id) {
-        const std::string boot(static_cast<const char*>(boot_id.data()), boot_id.size());
-        nb::gil_scoped_release release;
-        new (self) Region(path, host, static_cast<Role>(role), read_only, lock_path, node_name, boot);
-      }, nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("lock_path"), nb::arg("node_name"), nb::arg("boot_id"))
-      .def("close", &Region::close)
-      .def("superblock", [](const Region& r) {
-        nb::dict d = to_dict(r.superblock());
-        d["superblock_copies_right"] = r.copies_right();
-        return d;
-      })
+      .def(
+          "__init__",
+          [](Region* self, const std::string& path, uint32_t host, uint32_t role, bool read_only, bool take_over, const std::string& lock_path,
+             const std::string& node_name, const nb::bytes& boot_id) {
+            const std::string boot(static_cast<const char*>(boot_id.data()), boot_id.size());
+            nb::gil_scoped_release release;
+            new (self) Region(path, host, static_cast<Role>(role), read_only, take_over, lock_path, node_name, boot);
+          },
+          nb::arg("path"), nb::arg("host"), nb::arg("role"), nb::arg("read_only"), nb::arg("take_over"), nb::arg("lock_path"), nb::arg("node_name"),
+          nb::arg("boot_id"))
+      .def("close", &Region::close, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "host",
+          [](Region& r, uint32_t host) {
+            const HostView v = r.host_view(host);
+            return nb::make_tuple(v.state, v.incarnation, v.heartbeat, nb::bytes(v.boot_id.data(), v.boot_id.size()), text_of(v.node_name));
+          },
+          nb::arg("host"), "state, incarnation, heartbeat, boot id and node name of a host's shard")
+      .def("superblock",
+           [](const Region& r) {
+             nb::dict d = to_dict(r.superblock());
+             d["superblock_copies_right"] = r.copies_right();
+             return d;
+           })
       .def_prop_ro("participant", &Region::participant)
       .def_prop_ro("generation", &Region::generation)
       .def_prop_ro("read_only", &Region::read_only)
-      .def("lookup", [](Region& r, const nb::bytes& keys) {
-        const std::vector<Key> k = aligned(keys_of(keys));
-        std::vector<uint8_t> codes(k.size());
-        {
-          nb::gil_scoped_release release;
-          r.lookup(k.data(), k.size(), codes.data());
-        }
-        return codes_of(codes);
-      }, nb::arg("keys"))
-      .def("load", [](Region& r, const nb::bytes& keys, const nb::bytes& base, const nb::bytes& stride, const nb::bytes& bytes, const nb::bytes& ids,
-                      uint32_t pieces, uint64_t block_bytes) {
-        const std::vector<Key> k = aligned(keys_of(keys));
-        const BufferArguments args(base, stride, bytes, ids, pieces, k.size(), block_bytes);
-        std::vector<uint8_t> codes(k.size());
-        uint64_t copied = 0;
-        {
-          nb::gil_scoped_release release;
-          copied = r.load(k.data(), k.size(), args.buffers, block_bytes, codes.data());
-        }
-        return nb::make_tuple(codes_of(codes), copied);
-      }, nb::arg("keys"), nb::arg("base"), nb::arg("stride"), nb::arg("bytes"), nb::arg("ids"), nb::arg("pieces"), nb::arg("block_bytes"))
-      .def("store", [](Region& r, const nb::bytes& keys, const nb::bytes& base, const nb::bytes& stride, const nb::bytes& bytes, const nb::bytes& ids,
-                       uint32_t pieces, uint64_t block_bytes, uint16_t namespace_index) {
-        const std::vector<Key> k = aligned(keys_of(keys));
-        const BufferArguments args(base, stride, bytes, ids, pieces, k.size(), block_bytes);
-        std::vector<uint8_t> codes(k.size());
-        {
-          nb::gil_scoped_release release;
-          r.store(k.data(), k.size(), args.buffers, block_bytes, namespace_index, codes.data());
-        }
-        return codes_of(codes);
-      }, nb::arg("keys"), nb::arg("base"), nb::arg("stride"), nb::arg("bytes"), nb::arg("ids"), nb::arg("pieces"), nb::arg("block_bytes"),
-         nb::arg("namespace_index"))
-      .def("open_namespace", [](Region& r, const nb::bytes& digest, uint64_t block_bytes, const std::string& description) {
-        if (digest.size() != 32) bad_buffer("a namespace digest has 32 bytes");
-        uint16_t index = 0;
-        const uint8_t code = r.open_namespace(static_cast<const uint8_t*>(digest.data()), block_bytes, description, index);
-        return nb::make_tuple(code, index);
-      }, nb::arg("digest"), nb::arg("block_bytes"), nb::arg("description"))
+      .def(
+          "lookup",
+          [](Region& r, const nb::bytes& keys) {
+            const std::vector<Key> k = aligned(keys_of(keys));
+            std::vector<uint8_t> codes(k.size());
+            {
+              nb::gil_scoped_release release;
+              r.lookup(k.data(), k.size(), codes.data());
+            }
+            return codes_of(codes);
+          },
+          nb::arg("keys"))
+      .def(
+          "load",
+          [](Region& r, const nb::bytes& keys, const nb::bytes& base, const nb::bytes& stride, const nb::bytes& bytes, const nb::bytes& ids,
+             uint32_t pieces, uint64_t block_bytes) {
+            const std::vector<Key> k = aligned(keys_of(keys));
+            const BufferArguments args(base, stride, bytes, ids, pieces, k.size(), block_bytes);
+            std::vector<uint8_t> codes(k.size());
+            uint64_t copied = 0;
+            {
+              nb::gil_scoped_release release;
+              copied = r.load(k.data(), k.size(), args.buffers, block_bytes, codes.data());
+            }
+            return nb::make_tuple(codes_of(codes), copied);
+          },
+          nb::arg("keys"), nb::arg("base"), nb::arg("stride"), nb::arg("bytes"), nb::arg("ids"), nb::arg("pieces"), nb::arg("block_bytes"))
+      .def(
+          "store",
+          [](Region& r, const nb::bytes& keys, const nb::bytes& base, const nb::bytes& stride, const nb::bytes& bytes, const nb::bytes& ids,
+             uint32_t pieces, uint64_t block_bytes, uint16_t namespace_index) {
+            const std::vector<Key> k = aligned(keys_of(keys));
+            const BufferArguments args(base, stride, bytes, ids, pieces, k.size(), block_bytes);
+            std::vector<uint8_t> codes(k.size());
+            {
+              nb::gil_scoped_release release;
+              r.store(k.data(), k.size(), args.buffers, block_bytes, namespace_index, codes.data());
+            }
+            return codes_of(codes);
+          },
+          nb::arg("keys"), nb::arg("base"), nb::arg("stride"), nb::arg("bytes"), nb::arg("ids"), nb::arg("pieces"), nb::arg("block_bytes"),
+          nb::arg("namespace_index"))
+      .def(
+          "open_namespace",
+          [](Region& r, const nb::bytes& digest, uint64_t block_bytes, const std::string& description) {
+            if (digest.size() != 32) bad_buffer("a namespace digest has 32 bytes");
+            uint16_t index = 0;
+            const uint8_t code = r.open_namespace(static_cast<const uint8_t*>(digest.data()), block_bytes, description, index);
+            return nb::make_tuple(code, index);
+          },
+          nb::arg("digest"), nb::arg("block_bytes"), nb::arg("description"))
       .def("record", &Region::record, nb::arg("lookups"), nb::arg("hits"), nb::arg("misses"))
       .def("counters", &Region::counters, nb::call_guard<nb::gil_scoped_release>())
-      .def("usage", [](Region& r, bool count_slots) {
-        std::vector<NamespaceUsage> namespaces;
-        std::vector<ShardUsage> shards;
-        {
-          nb::gil_scoped_release release;
-          shards = r.usage(namespaces, count_slots);
-        }
-        nb::list hosts, spaces;
-        for (const ShardUsage& u : shards) {
-          nb::dict d;
-          d["host"] = u.host, d["node_name"] = text_of(u.node_name), d["state"] = u.state, d["incarnation"] = u.incarnation, d["heartbeat"] = u.heartbeat;
-          d["epoch"] = u.epoch, d["owner"] = u.owner, d["capacity_bytes"] = u.capacity_bytes, d["used_bytes"] = u.used_bytes, d["blocks"] = u.blocks;
-          d["slots"] = u.slots, d["slots_free"] = u.slots_free, d["slots_writing"] = u.slots_writing, d["extents"] = u.extents;
-          d["extents_free"] = u.extents_free;
-          hosts.append(d);
-        }
-        for (const NamespaceUsage& u : namespaces) {
-          nb::dict d;
-          d["digest"] = u.digest, d["description"] = text_of(u.description), d["block_bytes"] = u.block_bytes, d["blocks"] = u.blocks, d["bytes"] = u.bytes;
-          spaces.append(d);
-        }
-        return nb::make_tuple(hosts, spaces);
-      }, nb::arg("count_slots") = true)
-      .def("participants", [](Region& r) {
-        nb::list out;
-        for (const ParticipantView& p : r.participants()) out.append(nb::make_tuple(p.host, p.index, p.role, p.pid, p.generation, p.alive));
-        return out;
-      })
-      .def("slots", [](Region& r, uint32_t host, uint64_t from, uint64_t limit) {
-        uint64_t next = 0;
-        nb::list out;
-        for (const SlotView& v : r.slots(host, from, limit, next))
-          out.append(nb::make_tuple(v.host, v.extent, v.slot, v.state, v.count, v.participant, v.generation, v.key, v.length_bytes, v.namespace_index,
-                                    v.flags, v.header_right, v.age));
-        return nb::make_tuple(out, next);
-      }, nb::arg("host"), nb::arg("start"), nb::arg("limit"))
-      .def("check", [](Region& r) {
-        Check c;
-        {
-          nb::gil_scoped_release release;
-          c = r.check();
-        }
-        nb::dict totals;
-        totals["slots"] = c.slots, totals["free"] = c.free, totals["stored"] = c.stable, totals["writing"] = c.writing, totals["lent"] = c.lent;
-        totals["extents_unassigned"] = c.unassigned, totals["entries"] = c.entries, totals["entries_dead"] = c.dead_entries, totals["ghosts"] = c.ghosts;
-        return nb::make_tuple(c.problems, totals);
-      })
+      .def(
+          "usage",
+          [](Region& r, bool count_slots) {
+            std::vector<NamespaceUsage> namespaces;
+            std::vector<ShardUsage> shards;
+            {
+              nb::gil_scoped_release release;
+              shards = r.usage(namespaces, count_slots);
+            }
+            nb::list hosts, spaces;
+            for (const ShardUsage& u : shards) {
+              nb::dict d;
+              d["host"] = u.host, d["node_name"] = text_of(u.node_name), d["state"] = u.state, d["incarnation"] = u.incarnation,
+              d["heartbeat"] = u.heartbeat;
+              d["epoch"] = u.epoch, d["owner"] = u.owner, d["capacity_bytes"] = u.capacity_bytes, d["used_bytes"] = u.used_bytes,
+              d["blocks"] = u.blocks;
+              d["slots"] = u.slots, d["slots_free"] = u.slots_free, d["slots_writing"] = u.slots_writing, d["extents"] = u.extents;
+              d["extents_free"] = u.extents_free;
+              hosts.append(d);
+            }
+            for (const NamespaceUsage& u : namespaces) {
+              nb::dict d;
+              d["digest"] = u.digest, d["description"] = text_of(u.description), d["block_bytes"] = u.block_bytes, d["blocks"] = u.blocks,
+              d["bytes"] = u.bytes;
+              spaces.append(d);
+            }
+            return nb::make_tuple(hosts, spaces);
+          },
+          nb::arg("count_slots") = true)
+      .def("participants",
+           [](Region& r) {
+             nb::list out;
+             for (const ParticipantView& p : r.participants()) out.append(nb::make_tuple(p.host, p.index, p.role, p.pid, p.generation, p.alive));
+             return out;
+           })
+      .def(
+          "slots",
+          [](Region& r, uint32_t host, uint64_t from, uint64_t limit) {
+            uint64_t next = 0;
+            nb::list out;
+            for (const SlotView& v : r.slots(host, from, limit, next))
+              out.append(nb::make_tuple(v.host, v.extent, v.slot, v.state, v.count, v.participant, v.generation, v.key, v.length_bytes,
+                                        v.namespace_index, v.flags, v.header_right, v.age));
+            return nb::make_tuple(out, next);
+          },
+          nb::arg("host"), nb::arg("start"), nb::arg("limit"))
+      .def("check",
+           [](Region& r) {
+             Check c;
+             {
+               nb::gil_scoped_release release;
+               c = r.check();
+             }
+             nb::dict totals;
+             totals["slots"] = c.slots, totals["free"] = c.free, totals["stored"] = c.stable, totals["writing"] = c.writing, totals["lent"] = c.lent;
+             totals["extents_unassigned"] = c.unassigned, totals["entries"] = c.entries, totals["entries_dead"] = c.dead_entries,
+             totals["ghosts"] = c.ghosts;
+             return nb::make_tuple(c.problems, totals);
+           })
       .def("evict", &Region::evict, nb::arg("used_fraction"), nb::arg("blocks_max"), nb::call_guard<nb::gil_scoped_release>())
-      .def("reap", [](Region& r) {
-        Recovered total;
-        uint32_t dead = 0;
-        {
-          nb::gil_scoped_release release;
-          dead = r.reap_dead(total);
-        }
-        return nb::make_tuple(dead, total.freed, total.republished);
-      })
+      .def("reap",
+           [](Region& r) {
+             Recovered total;
+             uint32_t dead = 0;
+             {
+               nb::gil_scoped_release release;
+               dead = r.reap_dead(total);
+             }
+             return nb::make_tuple(dead, total.freed, total.republished);
+           })
       .def("heartbeat", &Region::heartbeat)
-      .def("scrub", [](Region& r, uint64_t start, uint64_t limit) {
-        Scrubbed s;
-        {
-          nb::gil_scoped_release release;
-          s = r.scrub(start, limit);
-        }
-        return nb::make_tuple(s.checked, s.bad, s.next);
-      }, nb::arg("start"), nb::arg("limit"))
-      .def("adopt", [](Region& r, uint32_t host, uint64_t epoch) {
-        Recovered a;
-        {
-          nb::gil_scoped_release release;
-          a = r.adopt_shard(host, epoch);
-        }
-        return nb::make_tuple(a.kept, a.freed, a.republished);
-      }, nb::arg("host"), nb::arg("epoch"))
+      .def(
+          "scrub",
+          [](Region& r, uint64_t start, uint64_t limit) {
+            Scrubbed s;
+            {
+              nb::gil_scoped_release release;
+              s = r.scrub(start, limit);
+            }
+            return nb::make_tuple(s.checked, s.bad, s.next);
+          },
+          nb::arg("start"), nb::arg("limit"))
+      .def(
+          "adopt",
+          [](Region& r, uint32_t host, uint64_t epoch) {
+            Recovered a;
+            {
+              nb::gil_scoped_release release;
+              a = r.adopt_shard(host, epoch);
+            }
+            return nb::make_tuple(a.kept, a.freed, a.republished);
+          },
+          nb::arg("host"), nb::arg("epoch"))
       .def("acknowledge_lost", &Region::acknowledge_lost, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -16,7 +16,7 @@ Ownership ownership_of(Attached<M>& a, const ShardMap& s) {
   if (!m.coherent()) {
     for (uint32_t h = 0; h < a.hosts(); ++h)
       if (HostIndex{h} != a.self) m.invalidate(a.shard(HostIndex{h}).claim(s.host()), kLineBytes);   // fence.claim.inv
-    m.full_fence();                                                         // fence.claim.fence
+    m.full_fence();                                                                                  // fence.claim.fence
   }
   Ownership best{s.host(), 0};
   for (uint32_t h = 0; h < a.hosts(); ++h) {
@@ -37,11 +37,11 @@ bool fenced(Attached<M>& a, const ShardMap& s) {
 template <Memory M>
 void acknowledge(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   M& m = a.mem;
-  m.invalidate(s.base(), s.end() - s.base());                               // zombie.flush
-  m.full_fence();                                                           // zombie.flush.fence
+  m.invalidate(s.base(), s.end() - s.base());   // zombie.flush
+  m.full_fence();                               // zombie.flush.fence
   m.store_word(a.home().acknowledgement(s.host()), epoch);
   m.write_back(a.home().acknowledgement(s.host()), kLineBytes);
   m.store_fence();
 }
 
-}  // namespace kvp
+}   // namespace kvp

@@ -29,8 +29,7 @@ template <Memory M>
 void settle_extent(Attached<M>& a, const ShardMap& s, uint32_t extent, SlotWord word) {
   const Offset at = s.extent_descriptor(extent);
   bool empty = true;
-  for (uint32_t i = 0; empty && i < s.superblock().slots_per_extent; ++i)
-    empty = a.word_of(s, SlotId::make(extent, i)).state() == SlotState::Free;
+  for (uint32_t i = 0; empty && i < s.superblock().slots_per_extent; ++i) empty = a.word_of(s, SlotId::make(extent, i)).state() == SlotState::Free;
   const SlotWord settled = empty ? word.next(SlotState::Free, 0, 0) : word.next(SlotState::Stable, a.participant, a.generation);
   a.mem.cas_word(at, word.raw, settled.raw);
   a.mem.write_back(at, kLineBytes);
@@ -56,12 +55,12 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
   Recovered r;
   const auto its = [&](SlotWord w) { return w.participant() == participant && w.generation() != living; };
   for_each_slot(a, s, [&](SlotId slot) {
-    const SlotWord word = a.word_of(s, slot);                               // reap.look
+    const SlotWord word = a.word_of(s, slot);   // reap.look
     if (!its(word)) return;
     const Offset at = s.slot_header(slot);
     if (word.state() == SlotState::Writing) {
       m.write_back(at, kLineBytes);
-      m.store_fence();                                                      // only then FREE: else the medium may still say STABLE
+      m.store_fence();   // only then FREE: else the medium may still say STABLE
       KVP_STEP("reap.before_free");
       if (m.cas_word(at, word.raw, word.next(SlotState::Free, 0, 0).raw)) ++r.freed;
       m.write_back(at, 8);
@@ -93,11 +92,11 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   M& m = a.mem;
   Recovered r;
   const Offset claim = a.home().claim(s.host());
-  m.store_word(claim, epoch);                                               // adopt.claim, in the claimer's own shard
+  m.store_word(claim, epoch);   // adopt.claim, in the claimer's own shard
   m.write_back(claim, kLineBytes);
   m.full_fence();
   KVP_STEP("adopt.claimed");
-  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));           // adopt.inv: all lines that change hands, payload too
+  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
   m.full_fence();
   a.set_owned(s.host(), true);
   for_each_slot(a, s, [&](SlotId slot) {
@@ -128,9 +127,9 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   write_back_directory(a, s);
   m.store_fence();
   log_take_over(a, s);
-  m.store_fence();                                                          // only now may our writers start
+  m.store_fence();   // only now may our writers start
   KVP_STEP("adopt.done");
   return r;
 }
 
-}  // namespace kvp
+}   // namespace kvp

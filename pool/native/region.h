@@ -16,13 +16,13 @@ namespace kvp {
 
 struct Inspection {
   Superblock superblock;
-  uint32_t copies_right;       // of 2
+  uint32_t copies_right;   // of 2
   uint64_t medium_bytes;
 };
 
 // Reads the superblock without changing anything. Throws Error: Medium, Superblock, FormatVersion.
 Inspection inspect_region(const std::string& path);
-bool looks_formatted(const std::string& path);   // a magic is there, whatever the rest says
+bool looks_formatted(const std::string& path);                               // a magic is there, whatever the rest says
 void ensure_unused(const std::string& path, const std::string& lock_path);   // throws Error{Busy} while somebody is attached
 
 // `zeroed`: the medium is known to be all zero (a new file), so only the superblocks have to be written.
@@ -126,11 +126,12 @@ class Region {
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
   std::shared_mutex lifetime_;
-  std::mutex allocator_;          // Slots and namespace rows are one thread's at a time
-  std::mutex lookup_;             // so is the replica
+  std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
+  std::mutex lookup_;      // so is the replica
   std::mutex maintenance_;
 };
 
-std::string layout_table();   // the persisted structures, for people
+[[noreturn]] void medium_failed(const std::string& path);   // throws Error{Medium}
+std::string layout_table();                                 // the persisted structures, for people
 
-}  // namespace kvp
+}   // namespace kvp

@@ -36,7 +36,7 @@ uint64_t superblock_checksum(const Superblock& sb) {
   return line_checksum(reinterpret_cast<const uint8_t*>(&sb) + 8, offsetof(Superblock, checksum) - 8, 0);
 }
 
-}  // namespace
+}   // namespace
 
 File::File(const std::string& path, bool writable) {
   fd = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
@@ -115,7 +115,7 @@ CopyState read_copy(const File& file, uint64_t offset) {
   return c;
 }
 
-}  // namespace
+}   // namespace
 
 bool looks_formatted(const std::string& path) {
   File file(path, false);
@@ -154,18 +154,22 @@ Inspection inspect_region(const std::string& path) {
   if (found.copies_right == 0 && other_version)
     throw Error(ErrorKind::FormatVersion,
                 text("region %s: format %u, this build reads %u. Nothing was changed. Use a kvpool that knows format %u, or erase with "
-                     "'kvpool format --force'.", path.c_str(), version, kFormatVersion, version));
+                     "'kvpool format --force'.",
+                     path.c_str(), version, kFormatVersion, version));
   if (found.copies_right == 0 && any_magic)
-    throw Error(ErrorKind::Superblock, text("region %s: both copies of the superblock are damaged (checksum). Nothing was changed. The blocks cannot be "
-                                            "trusted; erase with 'kvpool format --force'.", path.c_str()));
+    throw Error(ErrorKind::Superblock,
+                text("region %s: both copies of the superblock are damaged (checksum). Nothing was changed. The blocks cannot be "
+                     "trusted; erase with 'kvpool format --force'.",
+                     path.c_str()));
   if (found.copies_right == 0)
     throw Error(ErrorKind::Superblock, text("region %s: no kvpool region here (no superblock). Nothing was changed. Make one with 'kvpool up' or "
-                                            "'kvpool format'.", path.c_str()));
+                                            "'kvpool format'.",
+                                            path.c_str()));
   check_consistent(found.superblock);
   if (found.superblock.region_bytes > found.medium_bytes)
     throw Error(ErrorKind::Geometry, text("region %s: formatted for %llu bytes but the medium has only %llu now. Nothing was changed. Restore its "
-                                          "size, or format it anew with 'kvpool format --force'.", path.c_str(),
-                                          static_cast<unsigned long long>(found.superblock.region_bytes),
+                                          "size, or format it anew with 'kvpool format --force'.",
+                                          path.c_str(), static_cast<unsigned long long>(found.superblock.region_bytes),
                                           static_cast<unsigned long long>(found.medium_bytes)));
   return found;
 }
@@ -176,10 +180,11 @@ namespace {
 void lock_out_participants(const File& lock_file, const std::string& path) {
   struct flock lock = all_participants_lock(F_WRLCK);
   if (::fcntl(lock_file.fd, F_OFD_SETLK, &lock) != 0)
-    throw Error(ErrorKind::Busy, text("region %s: it is in use. Nothing was changed. Stop the pool ('kvpool down') and its engines first.", path.c_str()));
+    throw Error(ErrorKind::Busy,
+                text("region %s: it is in use. Nothing was changed. Stop the pool ('kvpool down') and its engines first.", path.c_str()));
 }
 
-}  // namespace
+}   // namespace
 
 void ensure_unused(const std::string& path, const std::string& lock_path) {
   File lock_file(lock_path, true);
@@ -188,12 +193,13 @@ void ensure_unused(const std::string& path, const std::string& lock_path) {
 
 void format_region(const std::string& path, Superblock sb, bool force, bool zeroed, const std::string& lock_path) {
   if (!force && !zeroed && looks_formatted(path))
-    throw Error(ErrorKind::Busy, text("region %s: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.", path.c_str()));
+    throw Error(ErrorKind::Busy,
+                text("region %s: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.", path.c_str()));
   File file(path, true);
   if (sb.region_bytes > file.bytes)
-    throw Error(ErrorKind::Geometry, text("region %s: capacity %llu bytes, but the medium has only %llu. Nothing was changed. Lower the capacity.",
-                                          path.c_str(), static_cast<unsigned long long>(sb.region_bytes),
-                                          static_cast<unsigned long long>(file.bytes)));
+    throw Error(ErrorKind::Geometry,
+                text("region %s: capacity %llu bytes, but the medium has only %llu. Nothing was changed. Lower the capacity.", path.c_str(),
+                     static_cast<unsigned long long>(sb.region_bytes), static_cast<unsigned long long>(file.bytes)));
   {   // Somebody may be attached: his lock says so. We hold the whole range while we write.
     File lock_file(lock_path, true);
     lock_out_participants(lock_file, path);
@@ -258,8 +264,9 @@ void format_region(const std::string& path, Superblock sb, bool force, bool zero
       write_copy(0);
     });
     if (!ok)
-      throw Error(ErrorKind::Medium, text("region %s: the medium failed while it was formatted (no space left, or bad memory). Free space or replace it.",
-                                          path.c_str()));
+      throw Error(
+          ErrorKind::Medium,
+          text("region %s: the medium failed while it was formatted (no space left, or bad memory). Free space or replace it.", path.c_str()));
   }
 }
 
@@ -274,11 +281,13 @@ struct flock lock_range(int type, uint64_t from, uint64_t bytes) {
   lock.l_len = static_cast<off_t>(bytes);
   return lock;
 }
-}  // namespace
+}   // namespace
 
 struct flock participant_lock(int type, uint32_t host, uint32_t index) {
   return lock_range(type, uint64_t{host} * kMaxParticipants + index, 1);
 }
-struct flock all_participants_lock(int type) { return lock_range(type, 0, uint64_t{kMaxHosts} * kMaxParticipants); }
+struct flock all_participants_lock(int type) {
+  return lock_range(type, 0, uint64_t{kMaxHosts} * kMaxParticipants);
+}
 
-}  // namespace kvp
+}   // namespace kvp

@@ -38,4 +38,4 @@ class Window {
 struct flock participant_lock(int type, uint32_t host, uint32_t index);
 struct flock all_participants_lock(int type);
 
-}  // namespace kvp
+}   // namespace kvp

@@ -59,16 +59,18 @@ class Replica {
       const uint64_t e = table_[i];
       if (e == 0) return ghost;
       if (!same(e, fp)) continue;
-      if (static_cast<uint32_t>(e) == kGhost) ghost = true;
-      else found(host_of(e), SlotId{static_cast<uint32_t>(e)});
+      if (static_cast<uint32_t>(e) == kGhost)
+        ghost = true;
+      else
+        found(host_of(e), SlotId{static_cast<uint32_t>(e)});
     }
   }
   void prefetch(const Key& key) const { __builtin_prefetch(&table_[place(fingerprint(key))]); }
 
  private:
-  static constexpr uint64_t kFirstSize = 1024;        // a power of two
-  static constexpr uint32_t kFollowMax = 4096;        // records a refresh: what is left is followed next time
-  static constexpr uint64_t kWalkStep = 4096;         // headers a refresh: about 50 us
+  static constexpr uint64_t kFirstSize = 1024;   // a power of two
+  static constexpr uint32_t kFollowMax = 4096;   // records a refresh: what is left is followed next time
+  static constexpr uint64_t kWalkStep = 4096;    // headers a refresh: about 50 us
   static constexpr uint32_t kGhost = 0xffffffff;
 
   struct Free {
@@ -102,7 +104,7 @@ class Replica {
 
   // The header was invalidated by the caller where that is needed.
   void look(const ShardMap& s, Followed& f, SlotId slot) {
-    const Header header = a_.load_header(s, slot);                          // follow.header
+    const Header header = a_.load_header(s, slot);   // follow.header
     const uint32_t now = header.word().state() == SlotState::Stable && header.right ? fingerprint(header.key()) : 0;
     uint32_t& before = f.fingerprints[s.dense(slot)];
     if (now == before) return;
@@ -169,4 +171,4 @@ class Replica {
   uint64_t used_ = 0;
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -37,4 +37,4 @@ void for_each_slot(Attached<M>& a, const ShardMap& s, F f) {
   }
 }
 
-}  // namespace kvp
+}   // namespace kvp

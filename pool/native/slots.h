@@ -58,13 +58,13 @@ bool take_victim(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stable
   M& m = a.mem;
   const Offset at = s.slot_header(slot);
   const SlotWord mine = a.writing(stable);
-  if (!m.cas_word(at, stable.raw, mine.raw)) return false;                  // evict.claim
+  if (!m.cas_word(at, stable.raw, mine.raw)) return false;   // evict.claim
   KVP_STEP("evict.claim");
-  m.write_back(at, kLineBytes);                                             // evict.mark
+  m.write_back(at, kLineBytes);   // evict.mark
   const Key key = a.load_header(s, slot).key();
   Directory<M>(a, s).unpublish(key, slot, stable.count());
   KVP_STEP("evict.before_fence");
-  m.store_fence();                                                          // evict.fence: only now may payload be overwritten
+  m.store_fence();   // evict.fence: only now may payload be overwritten
   a.count(kEvictions);
   out = {slot, mine};
   return true;
@@ -97,7 +97,7 @@ class Slots {
 
   // A slot for a block of slot_bytes. NoSpace only when every slot that could go is being written by somebody else.
   Outcome claim(uint64_t slot_bytes, Claim& out) {
-    if (fenced(a_, s_)) return Outcome::Fenced;                             // before each claim (PROTOCOL 5)
+    if (fenced(a_, s_)) return Outcome::Fenced;   // before each claim (PROTOCOL 5)
     SlotClass& c = class_of(slot_bytes);
     constexpr uint32_t kAttempts = 16;
     for (uint32_t i = 0; i < kAttempts; ++i) {
@@ -124,13 +124,13 @@ class Slots {
   };
   struct SlotClass {
     uint64_t slot_bytes = 0;
-    uint32_t slot_count = 0;      // an extent
+    uint32_t slot_count = 0;   // an extent
     std::vector<Extent> extents;
     uint32_t cursor_extent = 0;   // place in `extents`
     uint32_t cursor_slot = 0;
     uint32_t scan_budget = kScanLong;
     SampledLru victims;
-    uint32_t victim_age = 0;      // of the last victims, a moving average
+    uint32_t victim_age = 0;   // of the last victims, a moving average
     uint32_t evictions_until_rebalance = kScanLong;
   };
   // Between the watermarks 5 to 10 % of the slots are free: 64 headers in a row miss all of them in 4 % of the scans at most.
@@ -183,7 +183,7 @@ class Slots {
 
   bool claim_if_free(const Extent& e, uint32_t slot_index, Claim& out) {
     const SlotId slot = SlotId::make(e.index, slot_index);
-    const SlotWord word = a_.word_of(s_, slot);                             // store.find_free
+    const SlotWord word = a_.word_of(s_, slot);   // store.find_free
     if (word.state() != SlotState::Free) return false;
     const SlotWord mine = a_.writing(word);
     if (!m_.cas_word(s_.slot_header(slot), word.raw, mine.raw)) return false;   // store.claim: no write-back, no fence (FREE is a promise)
@@ -247,7 +247,7 @@ class Slots {
       m_.prefetch(s_.touch(s_.host(), s_.dense(slot)));
     }
     for (const SlotId slot : picked) {
-      const SlotWord word = a_.word_of(s_, slot);                           // evict.look
+      const SlotWord word = a_.word_of(s_, slot);   // evict.look
       const Extent* e = extent_of(c, slot);
       if (word.state() == SlotState::Free && claim_if_free(*e, slot.slot(), out)) return true;
       if (word.state() == SlotState::Stable) c.victims.offer({slot, word, slot_age(a_, s_, slot, now)});
@@ -256,7 +256,7 @@ class Slots {
     while (c.victims.take(victim)) {
       const Extent* e = extent_of(c, victim.slot);
       if (e == nullptr || a_.word_of(s_, victim.slot) != victim.word) continue;
-      if (slot_age(a_, s_, victim.slot, now) < victim.age / 2) continue;    // it was read since we sampled it
+      if (slot_age(a_, s_, victim.slot, now) < victim.age / 2) continue;   // it was read since we sampled it
       if (!take_victim(a_, s_, victim.slot, victim.word, out)) continue;
       if (!still_cut_for(*e, out)) return false;
       c.victim_age = (c.victim_age * 7 + victim.age) / 8;
@@ -349,4 +349,4 @@ class Slots {
   std::vector<Extent> scratch_;
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -54,8 +54,7 @@ class Namespaces {
     return row.slot_bytes;
   }
   void forget(HostIndex shard) {
-    for (uint32_t i = 0; i < a_.sb.namespace_count; ++i)
-      slot_bytes_[to_int(shard) * a_.sb.namespace_count + i].store(0, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < a_.sb.namespace_count; ++i) slot_bytes_[to_int(shard) * a_.sb.namespace_count + i].store(0, std::memory_order_relaxed);
   }
 
   bool read(const ShardMap& s, uint32_t index, NamespaceRow& row) {
@@ -162,26 +161,27 @@ class Transfer {
   Outcome load_block(const Found& f, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t tick) {
     const ShardMap& s = a_.shard(f.shard);
     const uint64_t slot_bytes = namespaces_.slot_bytes(s, f.header.namespace_index);
-    if (slot_bytes == 0 || f.header.codec != 0 || f.header.flags != 0 || f.header.length_bytes != block_bytes || f.slot.slot() >= s.slot_count(slot_bytes))
+    if (slot_bytes == 0 || f.header.codec != 0 || f.header.flags != 0 || f.header.length_bytes != block_bytes ||
+        f.slot.slot() >= s.slot_count(slot_bytes))
       return Outcome::WrongNamespace;   // a newer build may have written it
     const Offset payload = s.payload(f.slot, slot_bytes);
     if (a_.fresh(f.shard)) {
-      m_.invalidate(payload, block_bytes);                                  // load.payload.inv, after the load of the header
+      m_.invalidate(payload, block_bytes);   // load.payload.inv, after the load of the header
       m_.full_fence();
     }
     KVP_STEP("load.before_copy");
-    const uint64_t checksum = m_.copy_out(pieces, piece_count, payload);    // load.payload
-    if (checksum == f.header.payload_checksum) {                            // load.verify: content is right whoever wrote it
+    const uint64_t checksum = m_.copy_out(pieces, piece_count, payload);   // load.payload
+    if (checksum == f.header.payload_checksum) {                           // load.verify: content is right whoever wrote it
       touch_slot(a_, s, f.slot, tick);
       return Outcome::Ok;
     }
     if (a_.fresh(f.shard)) {
       m_.full_fence();
-      m_.invalidate(s.slot_header(f.slot), kLineBytes);                     // load.header2.inv
+      m_.invalidate(s.slot_header(f.slot), kLineBytes);   // load.header2.inv
       m_.full_fence();
     }
     namespaces_.forget(f.shard);
-    const bool changed = a_.word_of(s, f.slot).raw != f.header.word;        // load.recheck: only to name the reason
+    const bool changed = a_.word_of(s, f.slot).raw != f.header.word;   // load.recheck: only to name the reason
     return changed ? Outcome::ChangedWhileReading : Outcome::FailedChecksum;
   }
 
@@ -216,7 +216,7 @@ class Transfer {
     std::memset(&h, 0, sizeof h);
     h.payload_checksum = m_.stream_copy(s.payload(claim.slot, slot_bytes), pieces, piece_count);   // store.payload
     KVP_STEP("store.payload");
-    m_.store_fence();                                                       // store.payload.fence: the header must not overtake the payload
+    m_.store_fence();   // store.payload.fence: the header must not overtake the payload
     KVP_STEP("store.payload.fence");
     const SlotWord stable = claim.word.next(SlotState::Stable, a_.participant, a_.generation);
     h.word = stable.raw;
@@ -228,9 +228,9 @@ class Transfer {
     std::memcpy(&line, &h, sizeof h);
     for (uint32_t i = 1; i < 8; ++i) m_.store_word(at + i * 8, line.words[i]);   // store.header.body
     KVP_STEP("store.header.body");
-    m_.store_word(at, line.words[0]);                                       // store.header.word, last
+    m_.store_word(at, line.words[0]);   // store.header.word, last
     KVP_STEP("store.header.word");
-    m_.write_back(at, kLineBytes);                                          // no fence: an entry whose header is not there yet is just dead
+    m_.write_back(at, kLineBytes);   // no fence: an entry whose header is not there yet is just dead
     touch_slot(a_, s, claim.slot, shard_tick(a_, s));
     return stable;
   }
@@ -244,11 +244,11 @@ class Transfer {
       Probe full;
       if (directory.publish(key, claim.slot, stable.count(), full)) {
         KVP_STEP("store.published");
-        m_.store_fence();                                                   // store.publish.fence: only now may "stored" be told to others
+        m_.store_fence();   // store.publish.fence: only now may "stored" be told to others
         log_append(a_, s, LogHint::Stored, claim.slot);
         return true;
       }
-      evict_one_of(full);                                                   // both buckets full of living entries (PROTOCOL 9.16)
+      evict_one_of(full);   // both buckets full of living entries (PROTOCOL 9.16)
     }
     const SlotWord now = a_.word_of(s, claim.slot);
     if (now == stable) evict_to_free(a_, s, claim.slot, stable);
@@ -275,16 +275,18 @@ class Transfer {
         if (counts[i] == kPlaces) return;
         places[i][counts[i]++] = {h, slot};
         const Offset at = a_.shard(h).slot_header(slot);
-        if (a_.fresh(h)) m_.invalidate(at, kLineBytes), any_fresh = true;   // load.header.inv
-        else m_.prefetch(at);
+        if (a_.fresh(h))
+          m_.invalidate(at, kLineBytes), any_fresh = true;   // load.header.inv
+        else
+          m_.prefetch(at);
       });
       if (ghost && codes[i] == Outcome::NeverStored) codes[i] = Outcome::Evicted;
     }
-    if (any_fresh) m_.full_fence();                                         // load.header.fence
+    if (any_fresh) m_.full_fence();   // load.header.fence
     for (uint32_t i = 0; i < n; ++i)
       for (uint32_t k = 0; k < counts[i]; ++k) {
         const ShardMap& s = a_.shard(places[i][k].host);
-        const Header header = a_.load_header(s, places[i][k].slot);         // load.header
+        const Header header = a_.load_header(s, places[i][k].slot);   // load.header
         if (header.word().state() != SlotState::Stable || !header.right || header.key() != keys[i]) continue;
         codes[i] = Outcome::Ok;
         if (found != nullptr) found[i] = {s.host(), places[i][k].slot, header.h};
@@ -299,11 +301,13 @@ class Transfer {
     const bool fresh = a_.fresh(s.host());
     for (uint32_t i = 0; i < n; ++i) {
       if (codes[i] == Outcome::Ok) continue;
-      if (fresh) directory.invalidate(keys[i]);                             // load.bucket.inv
-      else directory.prefetch(keys[i]);
+      if (fresh)
+        directory.invalidate(keys[i]);   // load.bucket.inv
+      else
+        directory.prefetch(keys[i]);
     }
     if (fresh) {
-      m_.full_fence();                                                      // load.bucket.fence
+      m_.full_fence();   // load.bucket.fence
       for (uint32_t i = 0; i < n; ++i)
         if (codes[i] != Outcome::Ok) directory.prefetch(keys[i]);
     }
@@ -316,15 +320,17 @@ class Transfer {
       if (probes[i].ghost && codes[i] == Outcome::NeverStored) codes[i] = Outcome::Evicted;
       for (uint32_t k = 0; k < probes[i].n; ++k) {
         any = true;
-        if (fresh) m_.invalidate(s.slot_header(probes[i].slots[k]), kLineBytes);   // load.header.inv
-        else m_.prefetch(s.slot_header(probes[i].slots[k]));
+        if (fresh)
+          m_.invalidate(s.slot_header(probes[i].slots[k]), kLineBytes);   // load.header.inv
+        else
+          m_.prefetch(s.slot_header(probes[i].slots[k]));
       }
     }
     if (!any) return;
-    if (fresh) m_.full_fence();                                             // load.header.fence
+    if (fresh) m_.full_fence();   // load.header.fence
     for (uint32_t i = 0; i < n; ++i)
       for (uint32_t k = 0; k < probes[i].n; ++k) {
-        const Header header = a_.load_header(s, probes[i].slots[k]);        // load.header
+        const Header header = a_.load_header(s, probes[i].slots[k]);   // load.header
         if (header.word().state() != SlotState::Stable || (header.word().count() & 0xffff) != probes[i].counts[k]) continue;
         if (!header.right) codes[i] = Outcome::FailedChecksum;
         if (!header.right || header.key() != keys[i]) continue;
@@ -357,4 +363,4 @@ class Transfer {
   std::unique_ptr<Replica<M>> replica_;   // of the other hosts' directories; none with one host
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -52,4 +52,4 @@ struct SampledLru {
   uint32_t n_ = 0;
 };
 
-}  // namespace kvp
+}   // namespace kvp

@@ -1,0 +1,152 @@
+// Region: blocks in and out.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "error.h"
+#include "region.h"
+
+namespace kvp {
+namespace {
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+uint32_t latency_bucket(uint64_t ns, uint32_t buckets) {
+  const uint32_t log2 = ns == 0 ? 0 : 63 - static_cast<uint32_t>(__builtin_clzll(ns));
+  const uint32_t i = log2 < kLatencyFirstLog2 ? 0 : log2 - kLatencyFirstLog2;
+  return i < buckets ? i : buckets - 1;
+}
+
+}   // namespace
+
+void Region::refresh() {
+  std::lock_guard<std::mutex> lock(lookup_);
+  fault_guarded([&] { transfer_->refresh(); });   // a medium that fails now fails in the probe too, and there it is a reason
+}
+
+void Region::lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found) {
+  std::lock_guard<std::mutex> lock(lookup_);
+  if (!fault_guarded([&] { transfer_->lookup_group(keys, n, outcomes, found); })) std::fill_n(outcomes, n, Outcome::TierError);
+}
+
+void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
+  const Use use = ensure_open();
+  const uint64_t start = now_ns();
+  refresh();
+  for (uint64_t i = 0; i < n; i += kGroup) {
+    const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
+    Outcome outcomes[kGroup];
+    lookup_group(keys + i, group, outcomes, nullptr);
+    for (uint32_t k = 0; k < group; ++k) codes[i + k] = static_cast<uint8_t>(outcomes[k]);
+  }
+  if (!read_only_ && n != 0) fault_guarded([&] { attached_->count(kLookupLatency + latency_bucket(now_ns() - start, kLatencyBuckets)); });
+}
+
+uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
+  const Use use = ensure_writer();
+  const uint64_t start = now_ns();
+  uint64_t bytes = 0;
+  std::vector<Piece> pieces(to.pieces);
+  std::vector<Found> found(kGroup);
+  refresh();
+  for (uint64_t i = 0; i < n; i += kGroup) {
+    const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
+    Outcome outcomes[kGroup];
+    lookup_group(keys + i, group, outcomes, found.data());
+    for (uint32_t k = 0; k < group; ++k) {
+      if (outcomes[k] == Outcome::Ok) {
+        to.block(i + k, pieces.data());
+        Outcome one = Outcome::TierError;
+        fault_guarded([&] { one = transfer_->load_block(found[k], pieces.data(), to.pieces, block_bytes, transfer_->tick_of(found[k].shard)); });
+        outcomes[k] = one;
+        if (one == Outcome::Ok) bytes += block_bytes;
+      }
+      codes[i + k] = static_cast<uint8_t>(outcomes[k]);
+    }
+  }
+  if (n != 0)
+    fault_guarded([&] {
+      attached_->count(kBytesLoaded, bytes);
+      attached_->count(kLoadLatency + latency_bucket(now_ns() - start, kLatencyBuckets));
+    });
+  return bytes;
+}
+
+void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t block_bytes, uint16_t namespace_index, uint8_t* codes) {
+  const Use use = ensure_writer();
+  const uint64_t start = now_ns();
+  const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
+  std::vector<Piece> pieces(from.pieces);
+  std::vector<Found> found(kGroup);
+  refresh();
+  uint64_t by_code[kOutcomes] = {};
+  for (uint64_t i = 0; i < n; i += kGroup) {
+    const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
+    Outcome outcomes[kGroup];
+    lookup_group(keys + i, group, outcomes, found.data());
+    for (uint32_t k = 0; k < group; ++k) {
+      Outcome one = Outcome::TierError;
+      if (outcomes[k] == Outcome::Ok) {
+        one = Outcome::Present;
+        fault_guarded([&] { transfer_->vouch(keys[i + k], found[k]); });
+      } else if (outcomes[k] != Outcome::TierError) {
+        from.block(i + k, pieces.data());
+        Claim claim{};
+        {
+          std::lock_guard<std::mutex> lock(allocator_);
+          fault_guarded([&] {   // the same key twice in one batch, or stored by somebody since the look at the group
+            one = transfer_->present_at_home(keys[i + k]) ? Outcome::Present : transfer_->slots().claim(slot_bytes, claim);
+          });
+        }
+        if (one == Outcome::Ok) {
+          one = Outcome::TierError;
+          fault_guarded([&] {
+            const SlotWord stable = transfer_->fill(claim, keys[i + k], pieces.data(), from.pieces, block_bytes, namespace_index, slot_bytes);
+            one = transfer_->publish(claim, stable, keys[i + k]) ? Outcome::Ok : Outcome::NoSpace;
+          });
+        }
+      }
+      codes[i + k] = static_cast<uint8_t>(one);
+      ++by_code[codes[i + k]];
+    }
+  }
+  if (n != 0)
+    fault_guarded([&] {
+      attached_->count(kStored, by_code[0]);
+      attached_->count(kPresent, by_code[1]);
+      attached_->count(kBytesStored, by_code[0] * block_bytes);
+      for (uint32_t c = 2; c < kOutcomes; ++c) attached_->count(kDeclined + c, by_code[c]);
+      attached_->count(kStoreLatency + latency_bucket(now_ns() - start, kStoreLatencyBuckets));
+    });
+}
+
+uint8_t Region::open_namespace(const uint8_t* digest, uint64_t block_bytes, const std::string& description, uint16_t& index) {
+  const Use use = ensure_writer();
+  const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
+  if (slot_bytes > superblock_.extent_payload_bytes)
+    throw Error(ErrorKind::Namespace, "region " + path_ + ": a block of " + std::to_string(block_bytes) + " bytes is larger than an extent (" +
+                                          std::to_string(superblock_.extent_payload_bytes) +
+                                          " bytes). Give the tier an extentSize that holds several blocks, or more capacity.");
+  Outcome outcome = Outcome::TierError;
+  std::lock_guard<std::mutex> lock(allocator_);
+  fault_guarded([&] {
+    outcome = fenced(*attached_, attached_->home())
+                  ? Outcome::Fenced
+                  : transfer_->namespaces().find_or_add(digest, block_bytes, description.data(), static_cast<uint32_t>(description.size()), index);
+  });
+  return static_cast<uint8_t>(outcome);
+}
+
+void Region::record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>& misses) {
+  if (read_only_) return;
+  const Use use = ensure_open();
+  fault_guarded([&] {
+    attached_->count(kLookups, lookups);
+    attached_->count(kHits, hits);
+    for (uint32_t i = 0; i < misses.size() && i < kOutcomes; ++i) attached_->count(kMisses + i, misses[i]);
+  });
+}
+
+}   // namespace kvp

@@ -1,0 +1,153 @@
+// Region: what the daemon does for its host's shards.
+#include <algorithm>
+
+#include "error.h"
+#include "region.h"
+
+namespace kvp {
+
+uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
+  const Use use = ensure_writer();
+  std::lock_guard<std::mutex> lock(maintenance_);
+  uint64_t evicted = 0;
+  std::vector<uint64_t> bytes_by_age(1u << 12);   // ages in steps of 16 ticks
+  const bool ok = fault_guarded([&] {
+    const ShardMap& s = attached_->home();
+    if (fenced(*attached_, s)) return;
+    const uint16_t now = shard_tick(*attached_, s);
+    uint64_t used = 0;
+    const auto each_stable = [&](auto f) {
+      for (uint32_t e = 0; e < superblock_.extent_count; ++e) {
+        uint64_t slot_bytes = 0;
+        const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
+        if (slot_bytes == 0) continue;
+        for (uint32_t i = 0; i < n; ++i) {
+          const SlotId slot = SlotId::make(e, i);
+          const SlotWord word = attached_->word_of(s, slot);
+          if (word.state() == SlotState::Stable && !f(slot, word, slot_bytes)) return;
+        }
+      }
+    };
+    each_stable([&](SlotId slot, SlotWord, uint64_t slot_bytes) {
+      used += slot_bytes;
+      bytes_by_age[slot_age(*attached_, s, slot, now) >> 4] += slot_bytes;
+      return true;
+    });
+    const auto capacity = static_cast<double>(uint64_t{superblock_.extent_count} * superblock_.extent_payload_bytes);
+    const auto target = static_cast<uint64_t>(capacity * used_fraction);
+    if (used <= target) return;
+    uint64_t to_free = used - target, above = 0;
+    uint32_t threshold = static_cast<uint32_t>(bytes_by_age.size());
+    while (threshold > 0 && above < to_free) above += bytes_by_age[--threshold];
+    each_stable([&](SlotId slot, SlotWord word, uint64_t slot_bytes) {
+      if (slot_age(*attached_, s, slot, now) >> 4 < threshold) return true;
+      if (evict_to_free(*attached_, s, slot, word)) {
+        ++evicted;
+        to_free = to_free > slot_bytes ? to_free - slot_bytes : 0;
+      }
+      return to_free != 0 && evicted < blocks_max;
+    });
+  });
+  if (!ok) medium_failed(path_);
+  return evicted;
+}
+
+void Region::heartbeat() {
+  const Use use = ensure_writer();
+  const Offset at = attached_->home().header() + offsetof(ShardHeader, heartbeat);
+  const bool ok = fault_guarded([&] {
+    attached_->mem.add_word(at, 1);
+    attached_->mem.write_back(at, 8);
+    attached_->mem.store_fence();
+  });
+  if (!ok) medium_failed(path_);
+}
+
+Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
+  const Use use = ensure_writer();
+  std::lock_guard<std::mutex> lock(maintenance_);
+  Scrubbed r;
+  const ShardMap& s = attached_->home();
+  uint64_t dense = from;
+  CpuMemory& m = attached_->mem;
+  for (; dense < s.slots() && r.checked < limit; ++dense) {
+    bool bad = false, stable = false;
+    SlotWord word{};
+    const SlotId slot = s.slot_at(dense);
+    uint32_t in_use = 0;
+    const bool ok = fault_guarded([&] {
+      in_use = slots_in_use(*attached_, s, slot.extent());
+      if (slot.slot() >= in_use) return;
+      const Header header = attached_->load_header(s, slot);
+      word = header.word();
+      if (word.state() != SlotState::Stable) return;
+      stable = true;
+      const uint64_t slot_bytes = header.right ? transfer_->namespaces().slot_bytes(s, header.h.namespace_index) : 0;
+      bad = slot_bytes == 0 || header.h.length_bytes > slot_bytes || slot.slot() >= s.slot_count(slot_bytes) ||
+            m.checksum(s.payload(slot, slot_bytes), header.h.length_bytes) != header.h.payload_checksum;
+    });
+    if (ok && slot.slot() >= in_use) {
+      dense = uint64_t{slot.extent() + 1} * superblock_.slots_per_extent - 1;
+      continue;
+    }
+    if (!ok) bad = stable = true;
+    if (!stable) continue;
+    ++r.checked;
+    if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
+      fault_guarded([&] {
+        if (attached_->owns(attached_->self) && evict_to_free(*attached_, s, slot, word)) {
+          ++r.bad;
+          attached_->count(kScrubBad);
+        }
+      });
+  }
+  r.next = dense >= s.slots() ? 0 : dense;
+  return r;
+}
+
+Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
+  const Use use = ensure_writer();
+  std::lock_guard<std::mutex> lock(maintenance_);
+  if (host >= attached_->hosts())
+    throw Error(ErrorKind::Geometry,
+                "region " + path_ + ": there is no shard " + std::to_string(host) + " to adopt; it has " + std::to_string(attached_->hosts()) + ".");
+  Recovered r;
+  const ShardMap& s = attached_->shard(HostIndex{host});
+  const Ownership o = ownership_of(*attached_, s);
+  if (epoch <= o.epoch)
+    throw Error(ErrorKind::Fenced, "region " + path_ + ": shard " + std::to_string(host) + " is already claimed with epoch " +
+                                       std::to_string(o.epoch) + " by host " + std::to_string(to_int(o.owner)) + "; epoch " + std::to_string(epoch) +
+                                       " is not higher. The arbiter must give a higher one.");
+  protect(HostIndex{host}, true);
+  const bool ok = fault_guarded([&] { r = adopt(*attached_, s, epoch); });
+  if (!ok) medium_failed(path_);
+  return r;
+}
+
+bool Region::acknowledge_lost() {
+  const Use use = ensure_writer();
+  std::lock_guard<std::mutex> lock(maintenance_);
+  bool any = false;
+  const bool ok = fault_guarded([&] {
+    for (uint32_t h = 0; h < attached_->hosts(); ++h) {
+      const ShardMap& s = attached_->shard(HostIndex{h});
+      const Ownership o = ownership_of(*attached_, s);
+      const bool once_ours = HostIndex{h} == attached_->self || attached_->mem.load_word(attached_->home().claim(HostIndex{h})) != 0;
+      if (!once_ours || o.owner == attached_->self || attached_->mem.load_word(attached_->home().acknowledgement(HostIndex{h})) >= o.epoch) continue;
+      // Our other processes see the claim before their next claim of a slot; those in the middle of a store must end first.
+      bool writing = false;
+      for_each_slot(*attached_, s, [&](SlotId slot) {
+        const SlotWord w = attached_->word_of(s, slot);
+        writing = writing || (w.state() == SlotState::Writing && participant_alive(to_int(attached_->self), w.participant()));
+      });
+      if (writing) continue;
+      attached_->set_owned(HostIndex{h}, false);
+      acknowledge(*attached_, s, o.epoch);
+      any = true;
+    }
+  });
+  if (!ok) medium_failed(path_);
+  return any;
+}
+
+}   // namespace kvp
