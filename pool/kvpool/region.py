@@ -148,6 +148,11 @@ def default_lock_path(path: str | Path) -> str:
     return str(lock)
 
 
+def layout_table() -> str:
+    """The persisted structures as this build writes them, as text."""
+    return _native.layout_table()
+
+
 def boot_id() -> bytes:
     """16 bytes that change with every boot of this machine."""
     try:

@@ -255,7 +255,7 @@ def test_plan_no_tier_left_is_refused() -> None:
 
 def test_plan_host_outside_the_pool_is_refused() -> None:
     error = refusal(spec_of(dax(), hosts=2), Found("device", size_bytes=9 * GIB), host=2)
-    assert "spec.hosts is 2, so hosts are 0 to 1" in str(error)
+    assert "spec.hosts is 2, so its hosts are 0 to 1" in str(error)
 
 
 def test_plan_tiers_that_fit_only_one_by_one_are_refused_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -49,6 +50,7 @@ def up(
 
     Regions that fit the manifest are kept with all their blocks. Run it again after a change of the manifest.
     """
+    target.one_of(name, file)
     spec = target.read_manifest(file) if file else target.pool(name, file)
     number = target.host_or_default(host)
     before = _kept_manifest(spec.name)
@@ -97,14 +99,25 @@ def _start_daemon(name: str, host: int, timeout_s: float) -> int:
                 cwd="/",
                 env=environment,
             )
+    except OSError as error:
+        os.close(reader)
+        raise KvpoolError(f"the daemon cannot be started: {error.strerror}: {error.filename}.") from None
     finally:
         os.close(writer)
     with open(reader, "rb") as said:
         ready = _read_line(said.fileno(), timeout_s)
     if ready == b"ready":
+        process.returncode = 0  # it outlives us on purpose: no warning, and nobody waits for it
         return process.pid
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    process.terminate()
+    try:
+        process.wait(TERMINATE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    other = _other_daemon(name, host, process.pid, timeout_s)
+    if other is not None:
+        return other
     if ready is None:
         raise KvpoolError(
             f"the daemon was not ready within {timeout_s:g} s and was stopped. Its log: {log_path}"
@@ -114,6 +127,18 @@ def _start_daemon(name: str, host: int, timeout_s: float) -> int:
     raise KvpoolError(
         f"the daemon ended while it started. The end of its log ({log_path}):\n{_tail(log_path)}"
     )
+
+
+def _other_daemon(name: str, host: int, ours: int, timeout_s: float) -> int | None:
+    """The daemon that another `kvpool up` started meanwhile, once it is ready; None when there is none."""
+    deadline = time.monotonic() + timeout_s
+    lock, report = paths.daemon_lock_path(name, host), paths.report_path(name, host)
+    while (pid := holder(lock)) is not None and pid != ours and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(report.read_text())["pid"] == pid:
+                return pid
+        time.sleep(0.05)
+    return None
 
 
 def _read_line(fd: int, timeout_s: float) -> bytes | None:
@@ -228,10 +253,10 @@ def _refuse_while_used(spec: PoolSpec) -> None:
     """Raises: KvpoolError when an engine is attached to a region that is to be removed."""
     engines = live_engines(spec)
     if engines:
-        listed = ", ".join(f"process {pid} (tier {tier})" for pid, tier in engines)
+        listed = ", ".join(f"{pid} (tiers {', '.join(tiers)})" for pid, tiers in engines.items())
         raise KvpoolError(
-            f'pool "{spec.name}" is in use by {listed}. Nothing was stopped or removed. '
-            "Stop these engines first, or add --force: they go on, with misses only."
+            f'pool "{spec.name}" is in use by engine process {listed}. Nothing was stopped or removed. '
+            "Stop these processes first, or add --force: they go on, but nobody else finds what they store."
         )
 
 

@@ -36,13 +36,18 @@ def read_manifest(file: str) -> PoolSpec:
     return PoolSpec.from_text(sys.stdin.read(), "standard input") if file == "-" else PoolSpec.from_file(file)
 
 
+def one_of(name: str | None, file: str | None) -> None:
+    """Raises: BadParameter unless exactly one of the two is given."""
+    if (name is None) == (file is None):
+        raise typer.BadParameter("give either a pool's name or -f FILE", param_hint="NAME")
+
+
 def pool(name: str | None, file: str | None) -> PoolSpec:
     """The pool that a command names, with the manifest that it was started with, if it was.
 
     Raises:  KvpoolError for a pool that this machine does not know.
     """
-    if (name is None) == (file is None):
-        raise typer.BadParameter("give a pool's name or -f FILE", param_hint="NAME")
+    one_of(name, file)
     if file is not None:
         spec = read_manifest(file)
         kept = paths.manifest_path(spec.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,9 +48,11 @@ class PoolView:
 
     @property
     def state(self) -> str:
-        """Ready, Degraded (it works, something is wrong), Stopped (blocks are kept) or Absent (no region)."""
+        """Ready, Degraded (works, but something is wrong), Stopped (blocks are kept), Absent (no region), or
+        Failed (no region can be opened)."""
         if not self.tiers:
-            return "Absent"
+            exists = any(region.path.exists() for region in target.regions_of(self.spec))
+            return "Failed" if exists else "Absent"
         if not any(host["running"] for host in self.hosts):
             return "Stopped"
         return "Degraded" if self.problems else "Ready"
@@ -78,9 +79,28 @@ def look(spec: PoolSpec) -> PoolView:
         try:
             view.tiers.append(_snapshot(spec, region))
         except KvpoolError as error:
-            if not (spec.tier(region.tier).optional and not region.path.exists()):
-                view.absent[region.label] = str(error)
+            if spec.tier(region.tier).optional and not region.path.exists():
+                continue
+            view.absent[region.label] = str(error)
+            reported = _reported(spec, region)
+            # Of another user's pool the daemon's report may be read, while the regions may not.
+            if reported is not None:
+                view.tiers.append(reported)
+                view.absent[region.label] += " Shown as the daemon last reported it."
     return view
+
+
+def _reported(spec: PoolSpec, region: RegionTarget) -> TierSnapshot | None:
+    """What the running daemon last reported of a region."""
+    report = _report(spec.name, region.host)
+    if report is None or holder(paths.daemon_lock_path(spec.name, region.host)) is None:
+        return None
+    try:
+        (tier,) = (tier for tier in report["tiers"] if tier["path"] == str(region.path))
+        participants = [p for p in report["participants"] if p["tier"] == region.tier]
+        return TierSnapshot.from_object(tier, participants)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _snapshot(spec: PoolSpec, region: RegionTarget) -> TierSnapshot:
@@ -119,9 +139,9 @@ def _report(name: str, host: int) -> dict[str, Any] | None:
         return None  # none, or of another version: it is a help and no source of truth
 
 
-def live_engines(spec: PoolSpec) -> list[tuple[int, str]]:
-    """(process id, tier) of every engine that is attached to the pool on this machine."""
-    engines = []
+def live_engines(spec: PoolSpec) -> dict[int, list[str]]:
+    """The engine processes that are attached to the pool on this machine, and to which of its tiers."""
+    engines: dict[int, list[str]] = {}
     for region in target.regions_of(spec):
         if not region.path.exists() or region.tier is None:
             continue
@@ -129,5 +149,8 @@ def live_engines(spec: PoolSpec) -> list[tuple[int, str]]:
             taken = _snapshot(spec, region)
         except KvpoolError:
             continue  # damaged, or of another version: nobody can be using it
-        engines += [(p.pid, region.tier) for p in taken.participants if p.role == "engine"]
-    return [(pid, tier) for pid, tier in engines if pid != os.getpid()]
+        for participant in taken.participants:
+            if participant.role == "engine":
+                tiers = engines.setdefault(participant.pid, [])
+                tiers += [region.tier] if region.tier not in tiers else []
+    return engines

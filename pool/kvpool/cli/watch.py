@@ -93,7 +93,8 @@ def _show_pool(view: PoolView) -> None:
     rate = f"{counters.hit_rate:.1%}" if counters.lookups else "-"
     misses = ", ".join(f"{reason} {count}" for reason, count in _by_weight(counters.misses)) or "none"
     out.say(f"hit rate {rate}: {counters.hits} of {counters.lookups} looked-up blocks; misses: {misses}")
-    stored = f"stored {counters.stored} blocks, {human_bytes(counters.bytes_stored)}"
+    where = " in all tiers together" if len(view.tiers) > 1 else ""
+    stored = f"stored {counters.stored} blocks, {human_bytes(counters.bytes_stored)}{where}"
     out.say(f"{stored}; {_declined(counters.declined)}")
     out.say(f"daemons: {', '.join(map(_daemon, view.hosts))}; attached: {_participants(view)}")
     for problem in view.problems:

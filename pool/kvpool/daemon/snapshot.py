@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvpool.report import Counters, ParticipantInfo, Usage
+from kvpool.report import Counters, HostUsage, NamespaceUsage, ParticipantInfo, Usage
 from kvpool.spec import TierSpec
 
 
@@ -51,9 +51,34 @@ class TierSnapshot:
             "evictions": self.counters.evictions,
             "lookups": self.counters.lookups,
             "hits": self.counters.hits,
+            "counters": asdict(self.counters),
             "shards": shards,
             "namespaces": namespaces,
         }
+
+    @classmethod
+    def from_object(cls, tier: dict[str, Any], participants: list[dict[str, Any]]) -> TierSnapshot:
+        """The snapshot that `to_object` described; `participants` as in `pool_object`.
+
+        Raises:  KeyError or TypeError for what another version wrote.
+        """
+        own = {f.name for f in fields(Usage)} - {"capacity_bytes", "hosts", "namespaces"}
+        return cls(
+            **{
+                name: tier[name] for name in ("name", "medium", "path", "host", "coherence", "capacity_bytes")
+            },
+            usage=Usage(
+                capacity_bytes=tier["usable_bytes"],
+                hosts=[HostUsage(**shard) for shard in tier["shards"]],
+                namespaces=[NamespaceUsage(**namespace) for namespace in tier["namespaces"]],
+                **{name: tier[name] for name in own},
+            ),
+            counters=Counters(**tier["counters"]),
+            participants=[
+                ParticipantInfo(**{name: value for name, value in p.items() if name != "tier"})
+                for p in participants
+            ],
+        )
 
 
 def take(tier: TierSpec, path: Path, host: int, region: ReadableRegion) -> TierSnapshot:

@@ -61,7 +61,7 @@ def apply(actions: Sequence[Action], regions: Regions, progress: Progress, *, fo
         try:
             regions.check(action.path, action.shape)
         except KvpoolError as error:
-            raise _named(action, error) from None
+            raise _named(action, type(error)(f"{str(error).rstrip('.')}. Nothing was changed.")) from None
     undo = _Undo()
     try:
         for action in formats:

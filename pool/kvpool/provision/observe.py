@@ -139,7 +139,7 @@ class _Medium:
             available = memory_available_bytes()
             if available is not None and available < self.free_bytes:
                 self.free_bytes = available
-                self.name = f"{self.name}, by the memory that is available"
+                self.name = "memory"
 
 
 def _medium(path: Path) -> _Medium:

@@ -130,10 +130,10 @@ def in_this_version(tier: TierSpec) -> str | None:
 def plan(spec: PoolSpec, host: int, found: Mapping[str, Found]) -> list[Action]:
     """One action a tier, in order. `found` has an entry for each tier that is in this version."""
     if host >= spec.hosts:
-        numbers = "0" if spec.hosts == 1 else f"0 to {spec.hosts - 1}"
+        numbers = "its only host is 0" if spec.hosts == 1 else f"its hosts are 0 to {spec.hosts - 1}"
         error = GeometryError(
-            f'host {host} is not in pool "{spec.name}": spec.hosts is {spec.hosts}, so hosts are {numbers}. '
-            "Nothing was changed. Use one of them, or raise spec.hosts (this needs new regions)."
+            f'host {host} is not in pool "{spec.name}": spec.hosts is {spec.hosts}, so {numbers}. '
+            "Nothing was changed. Use another --host, or raise spec.hosts (this needs new regions)."
         )
         return [Refuse(spec.tiers[0].name, error)]
     actions = [_tier_action(spec, index, host, found) for index in range(len(spec.tiers))]
@@ -256,7 +256,7 @@ def _obstacle(
         what = "reading and writing" if here.kind != "missing" else f"new files in {path.parent}"
         return MediumUnavailable(f"{name}: no permission for {what}. {unchanged} Give it to this user.")
     if here.problem is not None and here.looks_like_region:
-        return type(here.problem)(str(here.problem))
+        return type(here.problem)(f"{name.partition(':')[0]}: {here.problem}")
     if here.kind in ("file", "device") and not here.blank and here.region is None:
         begins = f" (it begins with {here.first_bytes[:8].hex(' ')})" if here.first_bytes else ""
         return RegionError(
