@@ -22,7 +22,12 @@ bool fault_guarded(F&& f) {
     return false;
   }
   t_fault_guard = &here;
-  f();
+  try {
+    f();
+  } catch (...) {   // the guard must not outlive this frame
+    t_fault_guard = nullptr;
+    throw;
+  }
   t_fault_guard = nullptr;
   return true;
 }

@@ -113,7 +113,7 @@ Superblock plan_region(const GeometryRequest& r) {
     const uint64_t rough = shard_bytes / (r.slot_bytes_min + kLineBytes);
     uint64_t extents = kExtentsWanted;
     while (extents > kExtentsMin && shard_bytes / extents < kExtentBytesWanted) extents /= 2;
-    while (extents < kMaxExtents && rough / extents > kMaxSlotsPerExtent / 2) extents *= 2;
+    while (extents * 2 <= kMaxExtents && rough / extents > kMaxSlotsPerExtent / 2) extents *= 2;
     uint64_t slots = 0;
     for (; extents != 0; extents /= 2) {   // fewer extents when the shard is tiny
       uint64_t low = 0, high = kMaxSlotsPerExtent;

@@ -28,7 +28,7 @@ inline constexpr uint64_t kSuperblockBytes = 4096;
 inline constexpr uint32_t kMaxHosts = 64;
 inline constexpr uint32_t kMaxParticipants = 1024;   // 10 bits of the slot word
 inline constexpr uint32_t kMaxNamespaces = 65535;    // 16 bits of the slot header
-inline constexpr uint32_t kMaxExtents = 4096;        // 12 bits of the bucket entry
+inline constexpr uint32_t kMaxExtents = 4095;        // 12 bits of the bucket entry, less one: no slot id is all ones (a ghost)
 inline constexpr uint32_t kMaxSlotsPerExtent = 1u << 20;
 inline constexpr uint32_t kEntriesPerBucket = 8;
 inline constexpr uint32_t kKeyBytes = 32;
@@ -210,7 +210,7 @@ struct Entry {
   constexpr SlotId slot() const { return {static_cast<uint32_t>(raw)}; }
   constexpr bool operator==(const Entry&) const = default;
 };
-// The last slot of the last extent would look like a ghost; geometry() never makes a shard that large.
+static_assert(SlotId::make(kMaxExtents - 1, kMaxSlotsPerExtent - 1).raw != Entry::kGhostSlot);
 
 // Slot header: one line. An unknown codec, flag or namespace makes the slot a miss, not an error: a newer build may have written it.
 struct SlotHeader {

@@ -47,7 +47,11 @@ struct BufferArguments {
   Buffers buffers;
   BufferArguments(const nb::bytes& base, const nb::bytes& stride, const nb::bytes& bytes, const nb::bytes& ids, uint32_t pieces, uint64_t blocks,
                   uint64_t block_bytes) {
-    const bool paged = ids.size() != 0 || blocks == 0;
+    if (blocks == 0) {   // nothing to copy, so nothing is read
+      buffers = {nullptr, nullptr, nullptr, nullptr, pieces};
+      return;
+    }
+    const bool paged = ids.size() != 0;
     const uint64_t elements = paged ? pieces : blocks * pieces;
     if (pieces == 0 || base.size() != elements * 8 || bytes.size() != elements * 8 ||
         (paged && (stride.size() != elements * 8 || ids.size() != blocks * 8)))
