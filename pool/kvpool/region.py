@@ -263,6 +263,8 @@ class Region:
             fs = os.statvfs(parent)
         except OSError as e:
             raise _os_error(path, e, "be created") from e
+        if fs.f_blocks == 0:
+            return  # hugetlbfs without a limit of its own says 0; allocating finds out
         free = fs.f_bavail * fs.f_frsize + reuse
         if need_bytes > free:
             raise MediumUnavailable(
