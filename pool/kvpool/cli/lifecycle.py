@@ -59,6 +59,10 @@ def up(
     skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
     for tier, reason in skipped.items():
         out.note(f'warning: optional tier "{tier}" is left out: {reason}')
+    for path in _left_behind(before, spec, number):
+        out.note(
+            f"warning: {path} is in the manifest no more, and keeps its blocks; remove the file to free them"
+        )
     if foreground:
         out.log_to_stderr()
         serve(spec, number, skipped, ready=lambda: _print_up(spec, number, os.getpid(), actions, output))
@@ -72,6 +76,14 @@ def up(
         out.note("the manifest has changed: starting the daemon anew")
         stop(lock, timeout)
     _print_up(spec, number, _start_daemon(spec.name, number, timeout), actions, output)
+
+
+def _left_behind(before: PoolSpec | None, after: PoolSpec, host: int) -> list[Path]:
+    """The regions of the manifest that was in force before, which the new one does not name."""
+    if before is None:
+        return []
+    now = region_paths(after, [host])
+    return [path for path in region_paths(before, [host]) if path not in now and path.exists()]
 
 
 def _kept_manifest(name: str) -> PoolSpec | None:

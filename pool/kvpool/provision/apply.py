@@ -81,7 +81,7 @@ def _format(action: Format, regions: Regions, progress: Progress, undo: _Undo, f
             return
         # Under another name first: a process that is killed while it fills a file leaves no half-made region
         # behind, only a file that the next start removes.
-        making = action.path.with_name(action.path.name + ".making")
+        making = unfinished(action.path)
         making.unlink(missing_ok=True)
         if action.on == "file" and not force:
             undo.blank.append((action.path, action.path.stat().st_size))
@@ -96,8 +96,13 @@ def _format(action: Format, regions: Regions, progress: Progress, undo: _Undo, f
         raise _medium_error(action, error) from None
 
 
+def unfinished(path: Path) -> Path:
+    """Where the file of a region is while it is being made."""
+    return path.with_name(path.name + ".making")
+
+
 def _named(action: Format, error: KvpoolError) -> KvpoolError:
-    text = str(error).replace(f"{action.path}.making", str(action.path))
+    text = str(error).replace(str(unfinished(action.path)), str(action.path))
     return type(error)(f'tier "{action.tier}": {text}' if action.tier else text)
 
 

@@ -16,6 +16,7 @@ from kvpool.spec import PoolSpec
 
 BLANK_BYTES = 4 << 20  # both superblock copies lie in here, and the magic of whatever else it could be
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
+HUGE_PAGES = "hugetlbfs"
 
 Inspect = Callable[[Path], ExistingRegion]
 
@@ -65,7 +66,7 @@ def look_at(path: Path, inspect: Inspect) -> Found:
         readable=readable,
         writable=writable,
         read_only=medium.read_only and kind == "file",
-        huge_pages=medium.name == "hugetlbfs",
+        huge_page_bytes=medium.huge_page_bytes,
         blank=blank,
         first_bytes=first[:16],
         region=region,
@@ -85,7 +86,7 @@ def _missing(path: Path) -> Found:
         medium_id=medium.id,
         writable=os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True),
         read_only=medium.read_only,
-        huge_pages=medium.name == "hugetlbfs",
+        huge_page_bytes=medium.huge_page_bytes,
     )
 
 
@@ -128,10 +129,15 @@ class _Medium:
     def __init__(self, path: Path) -> None:
         self.name = file_system_of(path)
         self.id = str(path.stat().st_dev)
+        self.huge_page_bytes = 0
         status = os.statvfs(path)
         self.bytes = status.f_blocks * status.f_frsize
         self.free_bytes = status.f_bavail * status.f_frsize
         self.read_only = bool(status.f_flag & os.ST_RDONLY)
+        if self.name == HUGE_PAGES:
+            self.id = "huge pages"
+            self.huge_page_bytes = status.f_bsize
+            self.bytes, self.free_bytes = huge_pages_bytes(status.f_bsize)
         if self.name in MEMORY_FILE_SYSTEMS:
             self.id = "memory"
             # A memory file system promises half of the memory, whether or not that much is left: filling it
@@ -159,6 +165,18 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
         if below and len(mount) >= best:
             best, kind = len(mount), after.split()[0]
     return kind
+
+
+def huge_pages_bytes(page_bytes: int) -> tuple[int, int]:
+    """Bytes in all huge pages of that size, and in the free ones. The file system itself may say 0."""
+    folder = Path(f"/sys/kernel/mm/hugepages/hugepages-{page_bytes // 1024}kB")
+    try:
+        total, free, promised = (
+            int((folder / f"{name}_hugepages").read_text()) for name in ("nr", "free", "resv")
+        )
+    except (OSError, ValueError):
+        return 0, 0
+    return total * page_bytes, (free - promised) * page_bytes
 
 
 def memory_available_bytes() -> int | None:

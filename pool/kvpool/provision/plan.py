@@ -48,7 +48,7 @@ class Found:
     readable: bool = True
     writable: bool = True
     read_only: bool = False  # the file system, not the permission
-    huge_pages: bool = False  # hugetlbfs
+    huge_page_bytes: int = 0  # on hugetlbfs
     blank: bool = True  # nothing but zeros where a region or other data would begin
     first_bytes: bytes = b""
     region: ExistingRegion | None = None
@@ -182,9 +182,9 @@ def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Foun
     name, capacity = f'tier "{tier.name}": {path}', f"spec.tiers[{index}].capacity"
     formats = host == 0 or not tier.shared
     problem = _obstacle(name, path, wanted, here, capacity_name=capacity, formats=formats)
-    if problem is None and tier.huge_pages and not here.huge_pages:
+    if problem is None and tier.huge_pages and not here.huge_page_bytes:
         problem = MediumUnavailable(
-            f"{name}: hugePages is true, but the file would lie on {here.medium_name}. Nothing was changed. "
+            f"{name}: hugePages is true, but this is no place for huge pages. Nothing was changed. "
             "Write a source.path on a hugetlbfs mount, or hugePages: false."
         )
     if problem is None:
@@ -271,20 +271,31 @@ def _too_small(name: str, capacity_name: str, wanted: Shape, here: Found) -> Kvp
     capacity = wanted.capacity_bytes
     asked = f"{name}: {capacity_name} is {format_quantity(capacity)}"
     lower = "Nothing was changed. Lower the capacity, or use a larger medium."
+    if here.huge_page_bytes:
+        lower = (
+            "Nothing was changed. Reserve more huge pages (sysctl vm.nr_hugepages), or lower the capacity."
+        )
     if here.kind == "device":
         if capacity > here.size_bytes:
             return MediumUnavailable(
                 f"{asked}, but the device has {format_quantity(here.size_bytes)}. {lower}"
             )
         return None
+    page = here.huge_page_bytes
+    if page and capacity % page:
+        fitting = format_quantity(-(-capacity // page) * page)
+        return GeometryError(
+            f"{asked}, which is not a whole number of huge pages of {format_quantity(page)}. "
+            f"Nothing was changed. Write {fitting}."
+        )
     if capacity > here.medium_bytes:
         has = human_bytes(here.medium_bytes)
         return MediumUnavailable(f"{asked}, but the whole medium ({here.medium_name}) has {has}. {lower}")
     if capacity - here.allocated_bytes > here.free_bytes:
         has = human_bytes(here.free_bytes)
+        lower = lower.replace("or use a larger medium", "or free some space")
         return MediumUnavailable(
-            f"{asked}, but only {has} are free on the medium ({here.medium_name}). Nothing was changed. "
-            "Free some space, or lower the capacity."
+            f"{asked}, but only {has} are free on the medium ({here.medium_name}). {lower}"
         )
     return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvpool.errors import MediumUnavailable, RegionError
 from kvpool.paths import region_path
+from kvpool.provision.apply import unfinished
 from kvpool.provision.observe import BLANK_BYTES, Inspect, look_at
 from kvpool.provision.plan import in_this_version
 from kvpool.spec import PoolSpec
@@ -27,6 +28,8 @@ def remove(paths: Iterable[Path], inspect: Inspect) -> list[Path]:
              is looked at before the first one is removed.
     """
     present = [path for path in paths if _is_ours(path, inspect)]
+    for path in present:
+        unfinished(path).unlink(missing_ok=True)
     for path in present:
         try:
             if path.is_file():
