@@ -16,36 +16,13 @@ from typing import Protocol
 from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
 
 from .guard import GuardedPool, logger
+from .plan import HASH_BYTES, StepPlan, Transfer
 from .tally import Tally
 
 # A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go
 # in the meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a
 # moment later.
 LOOKUP_TTL_S = 0.1
-
-HASH_BYTES = 32
-
-
-@dataclass(slots=True)
-class Transfer:
-    """Blocks of one request that move: their 32-byte hashes, packed, and their ids in the engine's cache."""
-
-    request_id: str
-    hashes: bytes
-    block_ids: list[int]
-    in_background: bool = False
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What every rank does around one forward pass.
-
-    `epoch`: how many times the scheduler had heard of failed loads when it made the plan.
-    """
-
-    epoch: int = 0
-    loads: list[Transfer] = field(default_factory=list)
-    stores: list[Transfer] = field(default_factory=list)
 
 
 class PagedCache(Protocol):

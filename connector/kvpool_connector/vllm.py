@@ -33,7 +33,8 @@ from kvpool import Namespace, Pool
 
 from . import identity, pages
 from .guard import GuardedPool, logger
-from .session import SchedulerSession, StepPlan, WorkerSession
+from .plan import StepPlan
+from .session import SchedulerSession, WorkerSession
 from .settings import Settings, SettingsError
 from .tally import Tally
 

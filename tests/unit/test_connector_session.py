@@ -11,7 +11,8 @@ import pytest
 
 from kvpool import KeyBatch, LookupResult, MissReason, Namespace
 from kvpool_connector.guard import GuardedPool
-from kvpool_connector.session import LOOKUP_TTL_S, SchedulerSession, StepPlan, WorkerSession
+from kvpool_connector.plan import StepPlan
+from kvpool_connector.session import LOOKUP_TTL_S, SchedulerSession, WorkerSession
 
 BLOCK = 16  # tokens
 NAMESPACE = Namespace("m", "w", "float32", "LBHNC", BLOCK, 4096, "sha256")
