@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-engine test-slow demo bench clean distclean
+.PHONY: fmt check check-python check-native check-tests test test-engine engine-env test-slow demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -64,7 +64,7 @@ check-native: $(VENV)/.installed
 	@clang-format --dry-run -Werror $(NATIVE_TEXT)
 	@cmake -S . -B $(TIDY_DIR) -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DKVPOOL_WERROR=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	@cmake --build $(TIDY_DIR) --target kvpool_core -- --quiet
-	@printf '%s\n' $(NATIVE_UNITS) | xargs -P 2 -n 1 clang-tidy --quiet -p $(TIDY_DIR)
+	@printf '%s\n' $(NATIVE_UNITS) | xargs -P $$(nproc) -n 1 clang-tidy --quiet -p $(TIDY_DIR)
 
 check-tests: $(VENV)/.installed
 	@$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/test_native_stub.py
@@ -75,8 +75,12 @@ test: $(VENV)/.installed ## the quick suites: no root, network, cluster, engine 
 test-slow: $(VENV)/.installed ## the long form of the quick suites
 	@$(BIN)/pytest --timeout=1800 -m 'slow and not engine and not gpu' $(call existing,$(QUICK))
 
-test-engine: $(VENV)/.installed ## real vLLM engines over one pool
+test-engine: engine-env ## real vLLM engines over one pool
 	@$(BIN)/pytest --timeout=900 -m 'engine and not gpu' tests/engine
+
+# The engine's environment is made once and kept in $(KVPOOL_CACHE_DIR); this checkout's kvpool is installed anew when it changed.
+engine-env: $(VENV)/.installed
+	@cd demo && ../$(BIN)/python -c 'import environment; environment.make_engine_environment(lambda text: print(text, flush=True))'
 
 demo: $(VENV)/.installed ## two vLLM engines share one pool; SMALL=1 for the short form
 	@$(BIN)/python demo/run.py
