@@ -372,6 +372,47 @@ def test_up_two_at_once_end_with_one_daemon(folder: Path, run: Run) -> None:
 
 
 @needs_native
+def test_up_ended_while_it_fills_a_file_leaves_nothing(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("kvpool.cli.output._Tenths.__call__", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    result = run("up", "-f", "{}")
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert listing(folder / "media") == {}
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@needs_native
+def test_status_regions_that_cannot_be_read_are_shown_as_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvpool.errors import MediumUnavailable
+    from kvpool.region import Region
+
+    def refused(*_: object, **__: object) -> None:
+        raise MediumUnavailable("no permission.")
+
+    run("up", "-f", "{}")
+    live = as_json(run("status", "-o", "json"))["pools"][0]
+    monkeypatch.setattr(Region, "open_read_only", refused)
+    (pool,) = as_json(run("status", "-o", "json"))["pools"]
+    assert pool["state"] == "Degraded"
+    assert pool["problems"] == [
+        f"tier {name}: no permission. Shown as the daemon last reported it." for name in ("dram", "cxl")
+    ]
+    for tier in (*pool["tiers"], *live["tiers"]):
+        assert tier["shards"][0].pop("heartbeat") >= 0
+    assert pool["tiers"] == live["tiers"]
+    assert pool["participants"] == live["participants"]
+    run("down", "cli-test")
+    assert as_json(run("status", "-o", "json"))["pools"][0]["state"] == "Failed"
+
+
+@needs_native
 def test_up_foreground_ends_cleanly_with_sigterm(folder: Path, run: Run) -> None:
     command = [sys.executable, "-m", "kvpool", "up", "-f", str(folder / "pool.yaml"), "--foreground"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -187,7 +187,7 @@ def format_region(
     hosts: Annotated[int, typer.Option(min=1, max=64, help="Hosts that share the region.")] = 1,
     coherence: Annotated[str, typer.Option(help="hardware; software for CXL that hosts share.")] = "hardware",
     min_block_size: Annotated[str | None, typer.Option(help="Smallest block, like 16Ki.")] = None,
-    extent_size: Annotated[str | None, typer.Option(help="Piece that one block size gets at once.")] = None,
+    extent_size: Annotated[str | None, typer.Option(help="What one block size gets at a time.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Erase what is there.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

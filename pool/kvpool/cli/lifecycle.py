@@ -7,9 +7,11 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +56,7 @@ def up(
     spec = target.read_manifest(file) if file else target.pool(name, file)
     number = target.host_or_default(host)
     before = _kept_manifest(spec.name)
-    with out.byte_progress("making") as progress:
+    with _sigterm_ends(), out.byte_progress("making") as progress:
         actions = provision(spec, number, timeout_s=timeout, progress=progress, waiting=out.note)
     skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
     for tier, reason in skipped.items():
@@ -76,6 +78,16 @@ def up(
         out.note("the manifest has changed: starting the daemon anew")
         stop(lock, timeout)
     _print_up(spec, number, _start_daemon(spec.name, number, timeout), actions, output)
+
+
+@contextlib.contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """SIGTERM as an exception: else a half-made file stays, and a container's first process ignores it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _left_behind(before: PoolSpec | None, after: PoolSpec, host: int) -> list[Path]:

@@ -15,11 +15,11 @@ from kvpool.provision.plan import in_this_version
 from kvpool.spec import PoolSpec
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The pool's name.", show_default=False)
+    str | None, typer.Argument(metavar="NAME", help="The pool's name.", show_default=False)
 ]
 TargetArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME|PATH]", help="A pool's name, or the path of a region.", show_default=False),
+    typer.Argument(metavar="NAME|PATH", help="A pool's name, or the path of a region.", show_default=False),
 ]
 FileOption = Annotated[
     str | None,
