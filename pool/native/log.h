@@ -55,6 +55,14 @@ struct LogPosition {
   bool rescan = true;   // the first look, and after having been overtaken
 };
 
+// Is there a record that was not followed yet? The caller has made its line fresh.
+template <Memory M>
+bool log_has_news(Attached<M>& a, const ShardMap& s, const LogPosition& position) {
+  const LogRecord record{a.mem.load_word(s.log_record(position.next))};
+  const uint64_t lap = (position.next / s.superblock().log_record_count + 1) & LogRecord::kLapMask;
+  return ((record.lap() - lap) & LogRecord::kLapMask) < LogRecord::kLapMask / 2;
+}
+
 // Calls look(slot) for every slot that changed since the last call, at most `limit` of them; the callee loads the header (fresh) and believes it.
 // Returns false when the caller must rescan all headers: start_rescan first, then look at every slot.
 template <Memory M, class Look>

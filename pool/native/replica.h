@@ -23,20 +23,29 @@ class Replica {
 
   // Follows every other host's log, or goes on with the walk over its headers.
   void refresh() {
-    for (uint32_t h = 0; h < a_.hosts(); ++h) {
+    look_ahead();
+    uint64_t left = kWalkStep;
+    for (uint32_t i = 0, first = turn_; i < a_.hosts(); ++i) {
+      const uint32_t h = (first + i) % a_.hosts();
       if (HostIndex{h} == a_.self) continue;
       const ShardMap& s = a_.shard(HostIndex{h});
       Followed& f = followed_[h];
       if (f.fingerprints == nullptr) {
-        if (!somebody_was_there(s)) continue;
+        if (a_.mem.load_word(s.header()) == 0) continue;   // nobody was ever there
         f.fingerprints.reset(static_cast<uint32_t*>(std::calloc(s.slots(), sizeof(uint32_t))));
         KVP_CHECK(f.fingerprints != nullptr);
+        f.held.resize(s.superblock().extent_count);
+      } else if (covers(HostIndex{h}) && !log_has_news(a_, s, f.position)) {
+        continue;
       }
       if (f.position.rescan) {
         start_rescan(a_, s, f.position);
         f.walked = 0;
       }
-      if (f.walked < s.slots()) walk(s, f);
+      if (f.walked < s.slots()) {
+        walk(s, f, left);
+        if (left == 0) turn_ = h;   // its walk goes on first next time
+      }
       if (f.walked < s.slots()) continue;
       uint32_t followed = 0;   // also what changed during the walk
       log_follow(a_, s, f.position, kFollowMax, [&](SlotId slot) { ++followed, look(s, f, slot); });
@@ -68,9 +77,10 @@ class Replica {
   void prefetch(const Key& key) const { __builtin_prefetch(&table_[place(fingerprint(key))]); }
 
  private:
-  static constexpr uint64_t kFirstSize = 1024;   // a power of two
-  static constexpr uint32_t kFollowMax = 4096;   // records a refresh: what is left is followed next time
-  static constexpr uint64_t kWalkStep = 4096;    // headers a refresh: about 50 us
+  static constexpr uint64_t kFirstSize = 1024;     // a power of two
+  static constexpr uint32_t kFollowMax = 4096;     // records a refresh: what is left is followed next time
+  static constexpr uint64_t kWalkStep = 4096;      // headers a refresh, of all hosts together: about 50 us
+  static constexpr uint64_t kWalkDescriptor = 8;   // an extent's descriptor costs a fence and a miss, as much as so many headers in a row
   static constexpr uint32_t kGhost = 0xffffffff;
 
   struct Free {
@@ -81,6 +91,7 @@ class Replica {
     uint64_t walked = 0;                              // headers walked so far
     bool behind = false;                              // more records than one refresh follows
     std::unique_ptr<uint32_t[], Free> fingerprints;   // of the block in each slot, 0 = none; untouched pages cost nothing
+    std::vector<uint32_t> held;                       // fingerprints that are not 0, an extent
   };
 
   // Entry: fingerprint 26 | host 6 | slot id 32; 0 = empty. 26 bits: with 10^6 blocks one probe in sixty loads a header in vain.
@@ -94,40 +105,60 @@ class Replica {
   uint64_t place(uint32_t fp) const { return uint64_t{fp} * 0x9e3779b97f4a7c15ULL >> 20 & (table_.size() - 1); }
   uint64_t next(uint64_t i) const { return (i + 1) & (table_.size() - 1); }
 
-  bool somebody_was_there(const ShardMap& s) {
-    if (a_.fresh(s.host())) {
-      a_.mem.invalidate(s.header(), 8);
-      a_.mem.full_fence();
-    }
-    return a_.mem.load_word(s.header()) != 0;
+  // The lines that say whether there is anything to do, of all hosts in one round: their misses overlap, and nearly always there is nothing.
+  void look_ahead() {
+    bool any_fresh = false;
+    const auto each = [&](auto f) {
+      for (uint32_t h = 0; h < a_.hosts(); ++h) {
+        const ShardMap& s = a_.shard(HostIndex{h});
+        if (HostIndex{h} != a_.self) f(HostIndex{h}, followed_[h].fingerprints == nullptr ? s.header() : s.log_record(followed_[h].position.next));
+      }
+    };
+    each([&](HostIndex h, Offset at) {
+      if (a_.fresh(h)) a_.mem.invalidate(at, 8), any_fresh = true;
+    });
+    if (any_fresh) a_.mem.full_fence();
+    each([&](HostIndex, Offset at) { a_.mem.prefetch(at); });
   }
 
   // The header was invalidated by the caller where that is needed.
   void look(const ShardMap& s, Followed& f, SlotId slot) {
     const Header header = a_.load_header(s, slot);   // follow.header
-    const uint32_t now = header.word().state() == SlotState::Stable && header.right ? fingerprint(header.key()) : 0;
+    remember(s, f, slot, header.word().state() == SlotState::Stable && header.right ? fingerprint(header.key()) : 0);
+  }
+  void remember(const ShardMap& s, Followed& f, SlotId slot, uint32_t now) {
     uint32_t& before = f.fingerprints[s.dense(slot)];
     if (now == before) return;
-    if (before != 0) erase(before, s.host(), slot);
+    uint32_t& held = f.held[slot.extent()];
+    if (before != 0) --held, erase(before, s.host(), slot);
     before = now;
-    if (now != 0) insert(now, s.host(), slot);
+    if (now != 0) ++held, insert(now, s.host(), slot);
   }
 
-  void walk(const ShardMap& s, Followed& f) {
-    uint64_t left = kWalkStep;
+  // Headers that no extent's cut uses are not touched: they hold nothing, and a sparse medium has no memory behind them.
+  void walk(const ShardMap& s, Followed& f, uint64_t& left) {
     const uint32_t per_extent = s.superblock().slots_per_extent;
     while (left != 0 && f.walked < s.slots()) {
       const SlotId first = s.slot_at(f.walked);
       const uint32_t in_use = slots_in_use(a_, s, first.extent());
-      // Slots that were in use in an earlier cut must be forgotten too, so the fingerprints say how far to go.
-      const uint32_t n = static_cast<uint32_t>(left < per_extent - first.slot() ? left : per_extent - first.slot());
-      if (a_.fresh(s.host())) {
+      left = left > kWalkDescriptor ? left - kWalkDescriptor : 1;
+      const bool used = first.slot() < in_use;
+      if (!used && f.held[first.extent()] == 0) {
+        f.walked += per_extent - first.slot();
+        continue;
+      }
+      const uint32_t room = (used ? in_use : per_extent) - first.slot();
+      const auto n = static_cast<uint32_t>(left < room ? left : room);
+      if (used && a_.fresh(s.host())) {
         a_.mem.invalidate(s.slot_header(first), n * kLineBytes);
         a_.mem.full_fence();
       }
       for (uint32_t i = 0; i < n; ++i) {
         const SlotId slot = SlotId::make(first.extent(), first.slot() + i);
-        if (slot.slot() < in_use || f.fingerprints[s.dense(slot)] != 0) look(s, f, slot);
+        if (used)
+          look(s, f, slot);
+        else   // of an earlier cut
+          remember(s, f, slot, 0);
       }
       f.walked += n;
       left -= n;
@@ -167,6 +198,7 @@ class Replica {
 
   Attached<M>& a_;
   std::vector<Followed> followed_;
+  uint32_t turn_ = 0;   // the host whose walk is next
   std::vector<uint64_t> table_;
   uint64_t used_ = 0;
 };
