@@ -68,10 +68,11 @@ def fsck(
 
     Exit code 1 when something is wrong.
     """
+    regions = target.regions(target_, file)
     from kvpool.region import Region
 
     results: list[dict[str, Any]] = []
-    for region in target.regions(target_, file):
+    for region in regions:
         try:
             report = Region.fsck(region.path)
             result: dict[str, Any] = {"ok": report.ok, "problems": report.problems, "totals": report.totals}

@@ -195,13 +195,13 @@ def _model_at(path: FieldPath, root: type[BaseModel]) -> type[BaseModel] | None:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
     for argument in get_args(annotation):
         found = _model_in(argument)
         if found:
             return found
-    return None
+    # Python 3.10 takes list[...] for a type, which then is no class to ask.
+    plain = isinstance(annotation, type) and get_origin(annotation) is None
+    return annotation if plain and issubclass(annotation, BaseModel) else None
 
 
 def _is_list(annotation: Any) -> bool:

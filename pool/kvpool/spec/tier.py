@@ -29,9 +29,7 @@ Percent = Annotated[int, Field(ge=1, le=99)]
 
 class Model(BaseModel):
     # Strict: YAML has types of its own, and "1" for 1 or yes for "yes" is a mistake that hides the next one.
-    model_config = ConfigDict(
-        alias_generator=to_camel, extra="forbid", frozen=True, strict=True, validate_by_alias=True
-    )
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, strict=True)
 
 
 class Source(Model):
