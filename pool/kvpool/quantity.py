@@ -23,6 +23,8 @@ def parse_quantity(value: object) -> int:
 
     Raises:  ValueError with a sentence that says what to write instead.
     """
+    if value is None:
+        raise ValueError(f"is empty; {_advice('')}")
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{_shown(value)} is not a quantity; {_advice(str(value))}")
     if isinstance(value, int):

@@ -16,7 +16,8 @@ TIERS_MAX: Final = 16  # a lookup visits each one; more than a handful is a mist
 NAME_MAX: Final = 63  # a DNS label, because the name becomes part of file and object names
 NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 CAPACITY_MIN_BYTES: Final = 1 << 20  # "64" without a unit is 64 bytes: certainly not what was meant
-BLOCK_MIN_BYTES: Final = 4096  # a slot begins on a page
+BLOCK_MIN_BYTES: Final = 4096  # smaller ones would be more header and checksum than block
+BLOCK_STEP_BYTES: Final = 64  # a slot is made of whole cache lines
 MEDIA: Final = ("GPU", "DRAM", "CXL", "SSD")  # in the order that tiers may have: fastest first
 
 NAME: Final = "use at most 63 lower-case letters, digits and '-', with a letter or digit at both ends."
@@ -45,11 +46,10 @@ HUGE_PAGES_MEDIUM: Final = (
 WATERMARKS: Final = "eviction.lowWatermark must be below eviction.highWatermark."
 WATERMARK_RANGE: Final = "a watermark is the percentage of a tier in use, 1 to 99."
 EXTENT_SIZE: Final = "extentSize must not be more than the tier's capacity divided by hosts."
-BLOCK_SIZE: Final = "minBlockSize must be at least 4Ki and not more than extentSize."
+BLOCK_SIZE: Final = "minBlockSize must be a multiple of 64 bytes, at least 4Ki, and not more than extentSize."
 VERIFY_ALWAYS: Final = (
     "this version checks every block that it serves; write verify: always, or leave it out."
 )
-VERIFY_OFF_YAML: Final = 'YAML reads a bare off as false; write "off" in quotes.'
 
 # Sentences for what a schema checks (types, missing and unknown fields), by kind of mistake.
 MISSING: Final = "is missing"
@@ -63,4 +63,5 @@ MISSING_EXAMPLE: Final[dict[str, str]] = {
     "spec.tiers[].name": "name: dram",
     "spec.tiers[].medium": f"medium: one of {', '.join(MEDIA)}",
     "spec.tiers[].capacity": "capacity: 64Gi",
+    "spec.tiers[].source": "source: {path: /dev/dax0.0}",
 }

@@ -24,7 +24,7 @@ def cross_problems(hosts: int, tiers: Tiers) -> Found:
         yield from _medium_problems(at, tier)
     yield from _between_tiers(tiers)
     if hosts > 1 and tiers and not any(tier.shared for _, tier in tiers):
-        yield ("spec", "hosts"), f"{hosts} hosts, but no tier is shared; {rules.HOSTS_SHARED}"
+        yield ("spec", "hosts"), rules.HOSTS_SHARED
 
 
 def _source_problems(at: FieldPath, tier: TierSpec) -> Found:
@@ -60,7 +60,8 @@ def _size_problems(at: FieldPath, tier: TierSpec, hosts: int) -> Found:
     extent, block = tier.extent_bytes, tier.min_block_bytes
     if extent is not None and extent > share:
         yield (*at, "extentSize"), f"{format_quantity(extent)} is too large; {rules.EXTENT_SIZE}"
-    if block is not None and not rules.BLOCK_MIN_BYTES <= block <= (extent or share):
+    fits = block is None or rules.BLOCK_MIN_BYTES <= block <= (extent or share)
+    if block is not None and (not fits or block % rules.BLOCK_STEP_BYTES):
         yield (*at, "minBlockSize"), f"{format_quantity(block)} does not fit; {rules.BLOCK_SIZE}"
 
 

@@ -60,7 +60,7 @@ def field_problem(error: ErrorDetails, root: type[BaseModel]) -> tuple[FieldPath
         case "greater_than_equal" | "less_than_equal":
             return path, f"{given} is out of range; {_range_rule(path)}"
         case _:
-            return path, _wrong_type(kind, given)
+            return path, _wrong_type(kind, given, rules.MISSING_EXAMPLE.get(_pattern(path)))
 
 
 def _pattern(path: FieldPath) -> str:
@@ -71,7 +71,7 @@ def _pattern(path: FieldPath) -> str:
     return text
 
 
-def _wrong_type(kind: str, given: object) -> str:
+def _wrong_type(kind: str, given: object, example: str | None) -> str:
     expected = {
         "string_type": "a text",
         "int_type": "a whole number",
@@ -84,8 +84,8 @@ def _wrong_type(kind: str, given: object) -> str:
         "invalid_key": "a text as the key",
     }.get(kind, "something else")
     if given is None:
-        return f"is empty; write {expected}, or leave the field out."
-    hint = "."
+        return f"is empty; write {example or f'{expected}, or leave the field out'}."
+    hint = f"; write {example}." if example else "."
     if kind == "string_type" and isinstance(given, int | float):
         hint = f'; write "{_yaml_text(given)}" in quotes.'
     elif kind in ("int_type", "bool_type") and isinstance(given, str):
@@ -126,7 +126,7 @@ def _range_rule(path: FieldPath) -> str:
 def _not_one_of(path: FieldPath, given: object, root: type[BaseModel]) -> str:
     allowed = _literals(path, root)
     if path == ("spec", "verify") and given is False:
-        return rules.VERIFY_OFF_YAML
+        return f"off (which YAML reads as false) is not in this version; {rules.VERIFY_ALWAYS}"
     sentence = f"{_shown(given)} is not known; write {_one_of(allowed)}"
     return f"{sentence}{_did_you_mean(str(given), allowed) if len(allowed) > 1 else '.'}"
 
