@@ -16,8 +16,8 @@ import pytest
 from kvpool import paths
 from kvpool.daemon.chores import EVICT_BLOCKS, SCRUB_SLOTS_MAX, KeepFree, Scrub
 from kvpool.daemon.lock import DaemonLock, holder, stop
-from kvpool.daemon.loop import RETRY_S_MAX, Chore, serve
-from kvpool.errors import FencedError, KvpoolError, RegionBusyError
+from kvpool.daemon.loop import RETRY_S_MAX, Chore, Daemon, OpenTier, serve
+from kvpool.errors import FencedError, KvpoolError, MediumUnavailable, RegionBusyError
 from kvpool.report import Counters, ParticipantInfo, ReapReport, ScrubReport, Usage
 from kvpool.spec import Eviction, PoolSpec, TierSpec
 
@@ -33,6 +33,7 @@ class FakeRegion:
         self.heartbeats = 0
         self.closed = False
         self.fails: Exception | None = None
+        self.usage_fails: Exception | None = None
         self.capacity_bytes = SLOTS << 20
 
     def heartbeat(self) -> None:
@@ -54,6 +55,8 @@ class FakeRegion:
         return ScrubReport(checked=end - start, bad=int(start <= 300 < end), next_slot=end % SLOTS)
 
     def usage(self) -> Usage:
+        if self.usage_fails:
+            raise self.usage_fails
         return Usage(SLOTS << 20, self.blocks << 20, self.blocks, SLOTS, SLOTS - self.blocks, 64, 0, [], [])
 
     def counters(self) -> Counters:
@@ -173,6 +176,18 @@ def test_serve_reports_then_stops_cleanly(runtime: Path) -> None:
     )
     assert report["tiers"][0]["capacity_bytes"] == SLOTS << 20
     assert report["participants"][0]["role"] == "daemon"
+
+
+def test_report_tier_that_fails_keeps_its_last_numbers(runtime: Path) -> None:
+    region = FakeRegion(9000)
+    tier = PoolSpec.from_object(MANIFEST).tiers[0]
+    opened = OpenTier(tier, Path("/x"), region, KeepFree(region, Eviction()), Scrub(region, 1.0))
+    daemon = Daemon(PoolSpec.from_object(MANIFEST), 0, [opened])
+    assert daemon.report_object()["problems"] == []
+    region.usage_fails = MediumUnavailable("the medium failed")
+    report = daemon.report_object()
+    assert report["problems"] == ["tier dram: the medium failed"]
+    assert report["tiers"][0]["blocks"] == 9000
 
 
 def test_serve_tier_that_cannot_be_opened_releases_all(runtime: Path) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from kvpool.daemon import snapshot
 from kvpool.daemon.chores import DaemonRegion, KeepFree, Scrub
 from kvpool.daemon.lock import DaemonLock
-from kvpool.errors import FencedError
+from kvpool.daemon.snapshot import TierSnapshot
+from kvpool.errors import FencedError, KvpoolError
 from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
 from kvpool.spec import PoolSpec, TierSpec
 
@@ -81,6 +82,7 @@ class OpenTier:
     region: DaemonRegion
     keep_free: KeepFree
     scrub: Scrub
+    seen: TierSnapshot | None = None
 
 
 @dataclass
@@ -141,14 +143,11 @@ class Daemon:
         os.replace(making, path)
 
     def report_object(self) -> dict[str, Any]:
-        snapshots = []
-        for opened in self.tiers:
-            taken = snapshot.take(opened.tier, opened.path, self.host, opened.region)
-            if taken.usage.blocks:
-                opened.scrub.block_bytes = taken.usage.used_bytes // taken.usage.blocks
-            snapshots.append(taken)
+        failed = {opened.tier.name: self._look(opened) for opened in self.tiers}
+        problems = [f"tier {name}: {problem}" for name, problem in failed.items() if problem]
+        seen = [opened.seen for opened in self.tiers if opened.seen is not None]
         return {
-            **snapshot.pool_object(self.spec.name, snapshots),
+            **snapshot.pool_object(self.spec.name, seen),
             "host": self.host,
             "node_name": socket.gethostname(),
             "pid": os.getpid(),
@@ -165,12 +164,19 @@ class Daemon:
                 }
                 for opened in self.tiers
             },
-            "problems": [f"{chore.name}: {chore.problem}" for chore in self.chores if chore.problem],
+            "problems": problems + [f"{c.name}: {c.problem}" for c in self.chores if c.problem],
         }
 
-    def close(self) -> None:
-        for opened in self.tiers:
-            opened.region.close()
+    def _look(self, opened: OpenTier) -> str:
+        """Take a new snapshot of a tier; what is wrong if that fails, and the last one stays."""
+        try:
+            taken = snapshot.take(opened.tier, opened.path, self.host, opened.region)
+        except KvpoolError as error:
+            return str(error)
+        if taken.usage.blocks:
+            opened.scrub.block_bytes = taken.usage.used_bytes // taken.usage.blocks
+        opened.seen = taken
+        return ""
 
 
 def serve(
