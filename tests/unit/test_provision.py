@@ -445,6 +445,22 @@ def test_look_at_kinds_of_things(media: Path) -> None:
     assert isinstance(look_at(media / "data", inspect).problem, SuperblockError)
 
 
+def test_look_at_what_cannot_be_read_is_not_taken_for_blank(
+    media: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (media / "device").write_bytes(bytes(8192))
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fails)
+    assert look_at(media / "device", FakeRegions().inspect).blank  # mapped instead
+    monkeypatch.setattr("mmap.mmap", fails)
+    found = look_at(media / "device", FakeRegions().inspect)
+    assert not found.blank
+    assert "cannot be read: Input/output error" in str(refusal(spec_of(dram()), found))
+
+
 def test_file_system_of_longest_mount_wins() -> None:
     mounts = (
         "1 0 8:1 / / rw - ext4 /dev/a rw\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -9,7 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, MediumUnavailable
 from kvpool.paths import region_path
 from kvpool.provision.plan import ExistingRegion, Found, in_this_version
 from kvpool.spec import PoolSpec
@@ -17,6 +18,7 @@ from kvpool.spec import PoolSpec
 BLANK_BYTES = 4 << 20  # both superblock copies lie in here, and the magic of whatever else it could be
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 HUGE_PAGES = "hugetlbfs"
+MAPPABLE_BYTES = (4096, 2 << 20, 1 << 30)  # the alignments that DAX devices come with
 
 Inspect = Callable[[Path], ExistingRegion]
 
@@ -52,9 +54,16 @@ def look_at(path: Path, inspect: Inspect) -> Found:
         return Found("other")
     medium = _medium(path)
     readable, writable = (os.access(path, mode, effective_ids=True) for mode in (os.R_OK, os.W_OK))
-    first = _first_bytes(path, size) if readable else b""
-    blank = not first.strip(b"\0")
-    region, problem = (None, None) if blank or not readable else _region(path, inspect)
+    first, region = b"", None
+    problem: KvpoolError | None = None
+    if readable:
+        try:
+            first = _first_bytes(path, size)
+        except OSError as error:
+            problem = MediumUnavailable(f"{path}: cannot be read: {error.strerror}. Nothing was changed.")
+    blank = problem is None and not first.strip(b"\0")
+    if readable and not blank and problem is None:
+        region, problem = _region(path, inspect)
     return Found(
         "file" if kind == "file" else "device",
         size_bytes=size,
@@ -98,6 +107,7 @@ def _region(path: Path, inspect: Inspect) -> tuple[ExistingRegion | None, Kvpool
 
 
 def _first_bytes(path: Path, size: int) -> bytes:
+    """What the file or device begins with. Raises: OSError when it cannot be read."""
     length = min(BLANK_BYTES, size)
     if length == 0:
         return b""
@@ -105,14 +115,25 @@ def _first_bytes(path: Path, size: int) -> bytes:
     try:
         try:
             return os.pread(fd, length, 0)
-        except OSError:  # a DAX device and a hugetlbfs file (older kernels) can only be mapped
-            whole = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
-            with mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-                return mapped[:length]
-    except (OSError, ValueError):
-        return b""
+        except OSError:
+            return _mapped_bytes(fd, length, size)  # a DAX device can only be mapped
     finally:
         os.close(fd)
+
+
+def _mapped_bytes(fd: int, length: int, size: int) -> bytes:
+    """As much by mapping. A device maps whole pages of its own size only: they are tried in turn."""
+    problem = OSError(errno.EIO, "cannot be mapped")
+    for page in MAPPABLE_BYTES:
+        whole = -(-length // page) * page
+        if whole > size:
+            break
+        try:
+            with mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+                return mapped[:length]
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def _device_bytes(device: int) -> int:

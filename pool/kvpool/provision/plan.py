@@ -255,7 +255,7 @@ def _obstacle(
     if not here.writable or not here.readable:
         what = "reading and writing" if here.kind != "missing" else f"new files in {path.parent}"
         return MediumUnavailable(f"{name}: no permission for {what}. {unchanged} Give it to this user.")
-    if here.problem is not None and here.looks_like_region:
+    if isinstance(here.problem, MediumUnavailable) or (here.problem and here.looks_like_region):
         return type(here.problem)(f"{name.partition(':')[0]}: {here.problem}")
     if here.kind in ("file", "device") and not here.blank and here.region is None:
         begins = f" (it begins with {here.first_bytes[:8].hex(' ')})" if here.first_bytes else ""
