@@ -108,23 +108,22 @@ def _install_kvpool(folder: Path, say: Say) -> None:
     say("engine environment: installing kvpool from this checkout")
     uv, python = folder / "bin" / "uv", folder / "bin" / "python"
     before, complaints_before = _packages(uv, python), _complaints(uv, python)
-    with tempfile.TemporaryDirectory(prefix="kvpool-wheel-") as wheels:
-        _run([uv, "build", "--quiet", "--wheel", "--python", python, "--out-dir", wheels, ROOT])
-        (wheel,) = Path(wheels).glob("kvpool-*.whl")
-        _run(
-            [
-                uv,
-                "pip",
-                "install",
-                "--quiet",
-                "--compile-bytecode",
-                "--python",
-                python,
-                "--reinstall-package",
-                "kvpool",
-                wheel,
-            ]
-        )
+    with tempfile.TemporaryDirectory(prefix="kvpool-wheel-") as scratch:
+        # A build folder of its own: the checkout's belongs to the editable install.
+        build = [
+            uv,
+            "build",
+            "--quiet",
+            "--wheel",
+            "--python",
+            python,
+            "--config-setting",
+            f"build-dir={scratch}/build",
+        ]
+        _run([*build, "--out-dir", scratch, ROOT])
+        (wheel,) = Path(scratch).glob("kvpool-*.whl")
+        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+        _run([*install, "--reinstall-package", "kvpool", wheel])
     after, complaints_after = _packages(uv, python), _complaints(uv, python)
     moved = sorted(
         f"{name} {version} -> {after.get(name)}"
