@@ -2,6 +2,7 @@
 //
 // Everything in directory.h to adopt.h works on an Attached<M>, for any Memory M.
 #pragma once
+#include <atomic>
 #include <cstring>
 
 #include "digest.h"
@@ -58,8 +59,8 @@ class Attached {
   uint32_t hosts() const { return sb.host_count; }
 
   // Does this process's host write the owner's lines of this shard?
-  bool owns(HostIndex shard) const { return owned_[to_int(shard)]; }
-  void set_owned(HostIndex shard, bool owned) { owned_[to_int(shard)] = owned; }
+  bool owns(HostIndex shard) const { return owned_[to_int(shard)].load(std::memory_order_relaxed); }
+  void set_owned(HostIndex shard, bool owned) { owned_[to_int(shard)].store(owned, std::memory_order_relaxed); }
   // Must lines of this shard be invalidated before they are read? (PROTOCOL 2, last paragraph)
   bool fresh(HostIndex shard) const { return !mem.coherent() && !owns(shard); }
 
@@ -86,7 +87,7 @@ class Attached {
 
  private:
   ShardMap shards_[kMaxHosts];
-  bool owned_[kMaxHosts] = {};
+  std::atomic<bool> owned_[kMaxHosts] = {};
 };
 
 }   // namespace kvp

@@ -109,11 +109,13 @@ struct ShardHeader {      // two lines
 };
 static_assert(sizeof(ShardHeader) == 128 && offsetof(ShardHeader, boot_id) == 24 && offsetof(ShardHeader, node_name) == 64);
 
-// Line j of host h's claims: h owns shard j since `epoch`. The highest epoch wins; no claim at all: shard j belongs to host j.
+// Line j of host h's claims: h owns shard j since `epoch`. The highest epoch wins; no claim at all: shard j belongs to host j. `settled_epoch` follows
+// when the adoption is done; until then nobody writes there but the adopter.
 // Line j of host h's acknowledgements: h has stopped writing to shard j and flushed it, for every claim up to `epoch`.
 struct ClaimLine {
   uint64_t epoch;
-  uint64_t reserved[7];
+  uint64_t settled_epoch;
+  uint64_t reserved[6];
 };
 // Loans of extents (PROTOCOL 6) have their lines here; no code of format 1 writes them yet.
 struct LoanLine {

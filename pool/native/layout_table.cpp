@@ -69,7 +69,8 @@ std::string layout_table() {
           {KVP_FIELD(ShardHeader, state, "0 never attached, 1 ready"), KVP_FIELD(ShardHeader, incarnation, ""), KVP_FIELD(ShardHeader, heartbeat, ""),
            KVP_FIELD(ShardHeader, boot_id, ""), KVP_FIELD(ShardHeader, node_name, "zero-padded")});
   section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine),
-          {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard")});
+          {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard"),
+           KVP_FIELD(ClaimLine, settled_epoch, "epoch whose adoption is done: the owner's processes may write")});
   section(out, "grant line and return line, one a host (not used yet)", sizeof(LoanLine),
           {KVP_FIELD(LoanLine, extent, ""), KVP_FIELD(LoanLine, epoch, ""), KVP_FIELD(LoanLine, host, "")});
   section(out, "participant (the host's)", sizeof(Participant),

@@ -155,7 +155,9 @@ NB_MODULE(_native, m) {
       std::rethrow_exception(p);
     } catch (const Error& e) {
       const nb::object type = nb::module_::import_("kvpool.errors").attr(exception_name(e.kind));
-      PyErr_SetString(type.ptr(), e.what());
+      // A message may quote a damaged medium (a node's name), so it need not be UTF-8.
+      const nb::object message = nb::steal(PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "replace"));
+      if (message.is_valid()) PyErr_SetObject(type.ptr(), message.ptr());
     }
   });
 

@@ -26,10 +26,15 @@ Ownership ownership_of(Attached<M>& a, const ShardMap& s) {
   return best;
 }
 
-// Has another host taken a shard that this host wrote so far? Then nothing may be stored there any more.
+// Nothing may be stored: another host has taken the shard that this host wrote so far, or this host has claimed it and is not done with taking it
+// over (then a claim could be freed under the writer). Reads go on, as those of a remote host do.
 template <Memory M>
 bool fenced(Attached<M>& a, const ShardMap& s) {
-  return ownership_of(a, s).owner != a.self;
+  const Ownership o = ownership_of(a, s);
+  const bool settled = o.epoch == 0 || a.mem.load_word(a.home().claim(s.host()) + offsetof(ClaimLine, settled_epoch)) == o.epoch;
+  const bool ours = o.owner == a.self && settled;
+  a.set_owned(s.host(), ours);
+  return !ours;
 }
 
 // After all processes of this host have stopped writing to the shard: everything they left in this host's caches goes to the medium, and the new

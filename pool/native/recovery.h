@@ -127,7 +127,10 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   write_back_directory(a, s);
   m.store_fence();
   log_take_over(a, s);
-  m.store_fence();   // only now may our writers start
+  m.store_fence();
+  m.store_word(claim + offsetof(ClaimLine, settled_epoch), epoch);   // adopt.settled: only now may our writers start
+  m.write_back(claim, kLineBytes);
+  m.store_fence();
   KVP_STEP("adopt.done");
   return r;
 }

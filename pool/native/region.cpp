@@ -1,5 +1,6 @@
 #include "region.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -25,6 +26,32 @@ void medium_failed(const std::string& path) {
                                      "'kvpool fsck'.");
 }
 
+namespace {
+
+// A child of fork shares the open file descriptions and with them the locks that say that its parent lives. It lets go of them at once: else nobody
+// could clean up after the parent as long as the child runs.
+std::mutex g_locks_mutex;
+std::vector<int> g_locks;
+
+void forget_locks_in_child() {
+  for (const int fd : g_locks) ::close(fd);
+  g_locks.clear();
+  g_locks_mutex.unlock();
+}
+void remember_lock(int fd) {
+  static const int registered = ::pthread_atfork([] { g_locks_mutex.lock(); }, [] { g_locks_mutex.unlock(); }, forget_locks_in_child);
+  static_cast<void>(registered);
+  std::lock_guard<std::mutex> lock(g_locks_mutex);
+  g_locks.push_back(fd);
+}
+void close_lock(int fd) {
+  std::lock_guard<std::mutex> lock(g_locks_mutex);
+  std::erase(g_locks, fd);
+  ::close(fd);
+}
+
+}   // namespace
+
 Region::Region(const std::string& path, uint32_t host, Role role, bool read_only, bool take_over, const std::string& lock_path,
                const std::string& node_name, const std::string& boot_id)
     : path_(path), read_only_(read_only), pid_(::getpid()) {
@@ -40,6 +67,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     File lock_file(lock_path, !read_only);
     std::swap(fd_, file.fd);
     std::swap(lock_fd_, lock_file.fd);
+    remember_lock(lock_fd_);
     map_shards();
     attached_ = std::make_unique<Attached<CpuMemory>>(CpuMemory(base_, superblock_.coherence == static_cast<uint32_t>(Coherence::Hardware)),
                                                       superblock_, HostIndex{host});
@@ -61,7 +89,8 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
 Region::~Region() { close(); }
 
 void Region::close() {
-  std::unique_lock<std::shared_mutex> lock(lifetime_);
+  std::unique_lock<std::shared_mutex> lock(lifetime_, std::defer_lock);
+  if (pid_ == ::getpid()) lock.lock();   // in a child of fork the lock may be held by a thread that does not exist there
   if (attached_ != nullptr && !read_only_ && pid_ == ::getpid() && attached_->generation != 0) {
     const Offset word = attached_->home().participant(attached_->participant);
     const uint64_t gone = uint64_t{attached_->generation} << 32 | static_cast<uint32_t>(ParticipantState::Free);
@@ -73,7 +102,7 @@ void Region::close() {
   if (reserved_ != nullptr) ::munmap(reserved_, reserved_bytes_);
   reserved_ = base_ = nullptr;
   if (fd_ >= 0) ::close(fd_);
-  if (lock_fd_ >= 0) ::close(lock_fd_);
+  if (lock_fd_ >= 0 && pid_ == ::getpid()) close_lock(lock_fd_);   // in a child of fork it is closed already
   fd_ = lock_fd_ = -1;
 }
 
@@ -141,6 +170,7 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
     throw Error(ErrorKind::Busy, "region " + path_ + ": all " + std::to_string(mine) + " participant entries of host " + std::to_string(host) +
                                      " are in use. Close some engines, or format with more participants.");
   const Offset at = s.participant(mine);
+  attached_->reaped_own = m.load_word(at) == 0;   // nobody was ever there before us
   uint32_t generation = static_cast<uint32_t>(m.load_word(at) >> 32) + 1 & 0x3fff;
   if (generation == 0) generation = 1;
   attached_->participant = mine;
@@ -165,9 +195,17 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
     m.write_back(s.header(), sizeof h);
     m.store_fence();
   }
-  if (fenced(*attached_, s)) attached_->set_owned(attached_->self, false);
+  fenced(*attached_, s);   // takes note of who owns the shard
   Recovered total;
   reap_dead(total);
+}
+
+bool Region::writer_alive(uint32_t host, SlotWord word) {
+  if (word.participant() >= superblock_.participant_count) return false;
+  if (!read_only_ && HostIndex{host} == attached_->self && word.participant() == attached_->participant)
+    return word.generation() == attached_->generation;
+  const uint64_t entry = attached_->mem.load_word(attached_->shard(HostIndex{host}).participant(word.participant()));
+  return static_cast<uint32_t>(entry >> 32) == word.generation() && participant_alive(host, word.participant());
 }
 
 HostView Region::view_host(uint32_t host) {
@@ -208,14 +246,14 @@ uint32_t Region::reap_dead(Recovered& total) {
       const uint64_t word = attached_->mem.load_word(at);
       const bool me = i == attached_->participant;
       // Our own entry: only right after attaching, what its earlier generations left behind.
-      if (me ? (attached_->reaped_own || word >> 32 == 1) : static_cast<uint32_t>(word) != static_cast<uint32_t>(ParticipantState::Live)) continue;
+      if (me ? attached_->reaped_own : static_cast<uint32_t>(word) != static_cast<uint32_t>(ParticipantState::Live)) continue;
       if (!me && !lock_participant(host, i)) continue;
       if (!me && attached_->mem.load_word(at) != word) {   // it left, or was reaped, while we looked
         unlock_participant(host, i);
         continue;
       }
       for (uint32_t h = 0; h < attached_->hosts(); ++h)
-        if (attached_->owns(HostIndex{h})) {
+        if (attached_->owns(HostIndex{h}) && !fenced(*attached_, attached_->shard(HostIndex{h}))) {
           const Recovered r = reap(*attached_, attached_->shard(HostIndex{h}), i, me ? attached_->generation : kNobody);
           total.freed += r.freed, total.republished += r.republished;
         }

@@ -111,6 +111,7 @@ class Region {
   bool lock_participant(uint32_t host, uint32_t index);
   void unlock_participant(uint32_t host, uint32_t index);
   bool participant_alive(uint32_t host, uint32_t index);
+  bool writer_alive(uint32_t host, SlotWord word);   // the process that set this word, on the host that owns the shard
   void refresh();
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
 

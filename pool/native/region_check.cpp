@@ -34,11 +34,15 @@ Check Region::check() {
         if (SlotWord{m.load_word(s.namespace_row(i))}.state() == SlotState::Stable && !transfer_->namespaces().read(s, i, row))
           problem(shard + ": namespace " + std::to_string(i) + " is damaged; its blocks are misses");
       }
+      const uint32_t owner = to_int(ownership_of(*attached_, s).owner);
       Directory<CpuMemory> directory(*attached_, s);
       for (uint32_t e = 0; e < superblock_.extent_count; ++e) {
         uint64_t slot_bytes = 0;
         const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
+        const SlotWord cut{m.load_word(s.extent_descriptor(e))};
         if (n == 0) ++c.unassigned;
+        if (cut.state() == SlotState::Writing && !writer_alive(owner, cut) && SlotWord{m.load_word(s.extent_descriptor(e))} == cut)
+          problem(shard + ", extent " + std::to_string(e) + ": being cut by a process that is gone; it waits for the reaper");
         for (uint32_t i = 0; i < n; ++i) {
           const SlotId slot = SlotId::make(e, i);
           if (attached_->fresh(HostIndex{h})) {
@@ -54,10 +58,8 @@ Check Region::check() {
             case SlotState::Lent: ++c.lent; break;
             case SlotState::Writing: {
               ++c.writing;
-              const uint32_t owner = to_int(ownership_of(*attached_, s).owner);
-              const bool mine = !read_only_ && HostIndex{owner} == attached_->self && word.participant() == attached_->participant;
-              const bool alive = mine ? word.generation() == attached_->generation : participant_alive(owner, word.participant());
-              if (!alive && attached_->word_of(s, slot) == word) problem(name + ": being written by a process that is gone; it waits for the reaper");
+              if (!writer_alive(owner, word) && attached_->word_of(s, slot) == word)
+                problem(name + ": being written by a process that is gone; it waits for the reaper");
               break;
             }
             case SlotState::Stable:
@@ -65,8 +67,9 @@ Check Region::check() {
               // A header that changed meanwhile is not damaged: look again before saying so.
               if (!header.right && attached_->word_of(s, slot) == word && !attached_->load_header(s, slot).right)
                 problem(name + ": header checksum is wrong; the block is a miss until it is scrubbed");
-              else if (header.right && !directory.has_entry(header.key(), slot, word.count()) && attached_->word_of(s, slot) == word &&
-                       !directory.has_entry(header.key(), slot, word.count()))
+              else if (header.right && !directory.has_entry(header.key(), slot, word.count()) && !writer_alive(owner, word) &&
+                       attached_->word_of(s, slot) == word && !directory.has_entry(header.key(), slot, word.count()))
+                // A writer that lives may be between its header and its entry.
                 problem(name + ": stored but in no bucket; nobody can find it");
               break;
           }

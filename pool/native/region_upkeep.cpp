@@ -35,7 +35,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
     });
     const auto capacity = static_cast<double>(uint64_t{superblock_.extent_count} * superblock_.extent_payload_bytes);
     const auto target = static_cast<uint64_t>(capacity * used_fraction);
-    if (used <= target) return;
+    if (used <= target || blocks_max == 0) return;
     uint64_t to_free = used - target, above = 0;
     uint32_t threshold = static_cast<uint32_t>(bytes_by_age.size());
     while (threshold > 0 && above < to_free) above += bytes_by_age[--threshold];
@@ -70,6 +70,9 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
   const ShardMap& s = attached_->home();
   uint64_t dense = from;
   CpuMemory& m = attached_->mem;
+  bool ours = false;
+  if (!fault_guarded([&] { ours = !fenced(*attached_, s); })) medium_failed(path_);
+  if (!ours) return r;
   for (; dense < s.slots() && r.checked < limit; ++dense) {
     bool bad = false, stable = false;
     SlotWord word{};
@@ -95,7 +98,7 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
     ++r.checked;
     if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
       fault_guarded([&] {
-        if (attached_->owns(attached_->self) && evict_to_free(*attached_, s, slot, word)) {
+        if (!fenced(*attached_, s) && evict_to_free(*attached_, s, slot, word)) {
           ++r.bad;
           attached_->count(kScrubBad);
         }
@@ -138,7 +141,7 @@ bool Region::acknowledge_lost() {
       bool writing = false;
       for_each_slot(*attached_, s, [&](SlotId slot) {
         const SlotWord w = attached_->word_of(s, slot);
-        writing = writing || (w.state() == SlotState::Writing && participant_alive(to_int(attached_->self), w.participant()));
+        writing = writing || (w.state() == SlotState::Writing && writer_alive(to_int(attached_->self), w));
       });
       if (writing) continue;
       attached_->set_owned(HostIndex{h}, false);

@@ -105,7 +105,7 @@ class Slots {
       if (assign_extent(c)) continue;
       if (refresh(c)) continue;
       if (c.extents.empty()) {
-        if (!recut_for(c, 0)) return Outcome::NoSpace;
+        recut_for(c, 0);
         continue;
       }
       if (c.evictions_until_rebalance == 0) {
@@ -287,7 +287,11 @@ class Slots {
       const uint32_t e = (start + i) % extents;
       const SlotWord word{m_.load_word(s_.extent_descriptor(e))};
       const uint64_t slot_bytes = m_.load_word(s_.extent_descriptor(e) + offsetof(ExtentDescriptor, slot_bytes));
-      if (word.state() != SlotState::Stable || slot_bytes == c.slot_bytes || slot_bytes == 0) continue;
+      if (word.state() != SlotState::Stable || slot_bytes == c.slot_bytes) continue;
+      if (slot_bytes < kLineBytes || slot_bytes > s_.superblock().extent_payload_bytes) {   // a damaged descriptor: nobody can use it as it is
+        best = e, best_age = 0xffff, found = true;
+        break;
+      }
       ++looked;
       uint32_t age = 0;
       for (uint32_t k = 0; k < kSamplesEach; ++k) {
@@ -297,7 +301,7 @@ class Slots {
       age /= kSamplesEach;
       if (!found || age > best_age) best = e, best_age = age, found = true;
     }
-    if (!found || (victim_age != 0 && best_age <= 2 * victim_age + kMargin)) return false;
+    if (!found || (victim_age != 0 && best_age != 0xffff && best_age <= 2 * victim_age + kMargin)) return false;
     return recut(c, best);
   }
 

@@ -75,15 +75,18 @@ class Namespaces {
   Outcome find_or_add(const uint8_t* digest, uint64_t block_bytes, const char* description, uint32_t description_bytes, uint16_t& index) {
     const ShardMap& s = a_.home();
     NamespaceRow row;
-    constexpr uint32_t kAttempts = 4;   // a row that somebody else is writing right now may be ours-to-be
+    constexpr uint32_t kAttempts = 1000;   // some 100 us: a row that somebody else is writing right now may be ours-to-be
     for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
+      bool being_written = false;
       for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
         const SlotWord word{a_.mem.load_word(s.namespace_row(i))};
+        being_written = being_written || word.state() == SlotState::Writing;
         if (word.state() == SlotState::Stable && read(s, i, row) && std::memcmp(row.digest, digest, kKeyBytes) == 0) {
           index = static_cast<uint16_t>(i);
           return row.block_bytes == block_bytes ? Outcome::Ok : Outcome::WrongNamespace;
         }
       }
+      if (being_written && attempt + 1 < kAttempts) continue;   // for ever only if its writer stopped; the reaper frees it when that one dies
       for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
         const Offset at = s.namespace_row(i);
         const SlotWord word{a_.mem.load_word(at)};
@@ -332,7 +335,8 @@ class Transfer {
       for (uint32_t k = 0; k < probes[i].n; ++k) {
         const Header header = a_.load_header(s, probes[i].slots[k]);   // load.header
         if (header.word().state() != SlotState::Stable || (header.word().count() & 0xffff) != probes[i].counts[k]) continue;
-        if (!header.right) codes[i] = Outcome::FailedChecksum;
+        if (!header.right)   // torn by a writer, or damaged?
+          codes[i] = a_.word_of(s, probes[i].slots[k]) == header.word() ? Outcome::FailedChecksum : Outcome::ChangedWhileReading;
         if (!header.right || header.key() != keys[i]) continue;
         codes[i] = Outcome::Ok;
         if (found != nullptr) found[i] = {s.host(), probes[i].slots[k], header.h};
