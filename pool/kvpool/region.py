@@ -469,9 +469,11 @@ class Region:
         return ReapReport(*self._native.reap())
 
     def heartbeat(self) -> None:
-        """Says that this host lives; also tells a new owner when this host lost its shard to it."""
+        """Says that this host lives. Also tells a new owner when this host lost its shard to it, and puts an adopted shard in order (PROTOCOL 5,
+        audit) once its old owner has said so."""
         self._native.heartbeat()
         self._native.acknowledge_lost()
+        self._native.audit_adopted()
 
     def scrub(self, *, start: int = 0, limit: int | None = None) -> ScrubReport:
         """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged."""

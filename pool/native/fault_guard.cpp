@@ -6,6 +6,7 @@
 namespace kvp {
 
 thread_local sigjmp_buf* t_fault_guard = nullptr;
+thread_local bool t_fault_handler_checked = false;
 
 namespace {
 

@@ -7,7 +7,23 @@
 namespace kvp {
 
 extern thread_local sigjmp_buf* t_fault_guard;
-void ensure_fault_handler();   // cheap; called when a guard is entered from outside, because another library may have replaced the handler
+extern thread_local bool t_fault_handler_checked;
+void ensure_fault_handler();   // a system call; when a guard is entered from outside, because another library may have replaced the handler
+
+// Lives for the length of a call that guards each block of a batch: the handler is looked at once and not once a block.
+class FaultHandlerChecked {
+ public:
+  FaultHandlerChecked() : before_(t_fault_handler_checked) {
+    if (!before_) ensure_fault_handler();
+    t_fault_handler_checked = true;
+  }
+  ~FaultHandlerChecked() { t_fault_handler_checked = before_; }
+  FaultHandlerChecked(const FaultHandlerChecked&) = delete;
+  FaultHandlerChecked& operator=(const FaultHandlerChecked&) = delete;
+
+ private:
+  bool before_;
+};
 
 template <class F>
 bool fault_guarded(F&& f) {
@@ -15,7 +31,7 @@ bool fault_guarded(F&& f) {
     f();
     return true;
   }
-  ensure_fault_handler();
+  if (!t_fault_handler_checked) ensure_fault_handler();
   sigjmp_buf here;
   if (sigsetjmp(here, 0) != 0) {
     t_fault_guard = nullptr;

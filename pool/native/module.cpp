@@ -421,5 +421,6 @@ NB_MODULE(_native, m) {
             return nb::make_tuple(a.kept, a.freed, a.republished);
           },
           nb::arg("host"), nb::arg("epoch"))
+      .def("audit_adopted", &Region::audit_adopted, nb::call_guard<nb::gil_scoped_release>())
       .def("acknowledge_lost", &Region::acknowledge_lost, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -54,6 +54,18 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
   M& m = a.mem;
   Recovered r;
   const auto its = [&](SlotWord w) { return w.participant() == participant && w.generation() != living; };
+  // The entry of a finished block lies in one of two lines far away. They are asked for a few slots ahead: a million blocks are a million misses.
+  struct Finished {
+    SlotId slot;
+    SlotWord word;
+  };
+  constexpr uint32_t kAhead = 16;
+  Finished waiting[kAhead];
+  uint64_t seen = 0;
+  const auto ensure_published = [&](const Finished& f) {
+    const Header header = a.load_header(s, f.slot);
+    if (header.word() == f.word && header.right && republish(a, s, f.slot, header)) ++r.republished;
+  };
   for_each_slot(a, s, [&](SlotId slot) {
     const SlotWord word = a.word_of(s, slot);   // reap.look
     if (!its(word)) return;
@@ -66,10 +78,12 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
       m.write_back(at, 8);
     } else if (word.state() == SlotState::Stable) {
       m.write_back(at, kLineBytes);
-      const Header header = a.load_header(s, slot);
-      if (header.word() == word && header.right && republish(a, s, slot, header)) ++r.republished;
+      Directory<M>(a, s).prefetch(a.load_header(s, slot).key());
+      if (seen >= kAhead) ensure_published(waiting[seen % kAhead]);
+      waiting[seen++ % kAhead] = {slot, word};
     }
   });
+  for (uint64_t i = seen > kAhead ? seen - kAhead : 0; i < seen; ++i) ensure_published(waiting[i % kAhead]);
   for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
     const SlotWord word{m.load_word(s.extent_descriptor(e))};
     if (word.state() == SlotState::Writing && its(word)) settle_extent(a, s, e, word);
@@ -132,6 +146,38 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   m.write_back(claim, kLineBytes);
   m.store_fence();
   KVP_STEP("adopt.done");
+  return r;
+}
+
+// PROTOCOL 5, audit: on a shard that this host owns by adoption, after the old owner has acknowledged (or was switched off). Medium and our cache may
+// differ for good until this has been done. Judges the medium, verifies payloads too, and finds again what a late write of the old owner hid.
+template <Memory M>
+Recovered audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s) {
+  M& m = a.mem;
+  Recovered r;
+  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // audit.inv: judge the medium and not our cache
+  m.full_fence();
+  namespaces.forget(s.host());
+  for_each_slot(a, s, [&](SlotId slot) {
+    const Header header = a.load_header(s, slot);
+    const SlotWord word = header.word();
+    if (word.state() == SlotState::Free) return;
+    const uint64_t slot_bytes = header.right ? namespaces.slot_bytes(s, header.h.namespace_index) : 0;
+    const bool sound = word.state() == SlotState::Stable && slot_bytes != 0 && header.h.length_bytes <= slot_bytes &&
+                       slot.slot() < s.slot_count(slot_bytes) &&
+                       m.checksum(s.payload(slot, slot_bytes), header.h.length_bytes) == header.h.payload_checksum;
+    if (!sound) {
+      if (!m.cas_word(s.slot_header(slot), word.raw, word.next(SlotState::Free, 0, 0).raw)) return;   // somebody of our host was faster
+      m.write_back(s.slot_header(slot), 8);
+      ++r.freed;
+    } else {
+      ++r.kept;
+      if (republish(a, s, slot, header)) ++r.republished;
+    }
+  });
+  write_back_directory(a, s);
+  m.store_fence();
+  log_append(a, s, LogHint::Rescan, SlotId{});
   return r;
 }
 

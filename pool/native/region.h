@@ -93,6 +93,8 @@ class Region {
   Recovered adopt_shard(uint32_t host, uint64_t epoch);
   // Fenced away from a shard that this process's host wrote: flush it and tell the new owner. True: something was acknowledged.
   bool acknowledge_lost();
+  // An adopted shard whose old owner has acknowledged: what that one wrote late is put in order. True: something was audited.
+  bool audit_adopted();
 
   const Superblock& superblock() const { return superblock_; }
   uint32_t copies_right() const { return copies_right_; }
@@ -126,6 +128,7 @@ class Region {
   uint8_t* base_ = nullptr;
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
+  uint64_t audited_epoch_[kMaxHosts] = {};   // of adopted shards
   std::shared_mutex lifetime_;
   std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;      // so is the replica

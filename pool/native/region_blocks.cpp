@@ -33,6 +33,7 @@ void Region::lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found*
 
 void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
   const Use use = ensure_open();
+  const FaultHandlerChecked handler;
   const uint64_t start = now_ns();
   refresh();
   for (uint64_t i = 0; i < n; i += kGroup) {
@@ -46,6 +47,7 @@ void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
 
 uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
   const Use use = ensure_writer();
+  const FaultHandlerChecked handler;
   const uint64_t start = now_ns();
   uint64_t bytes = 0;
   std::vector<Piece> pieces(to.pieces);
@@ -76,6 +78,7 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
 
 void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t block_bytes, uint16_t namespace_index, uint8_t* codes) {
   const Use use = ensure_writer();
+  const FaultHandlerChecked handler;
   const uint64_t start = now_ns();
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   std::vector<Piece> pieces(from.pieces);
@@ -97,15 +100,13 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
         {
           std::lock_guard<std::mutex> lock(allocator_);
           fault_guarded([&] {   // the same key twice in one batch, or stored by somebody since the look at the group
-            one = transfer_->present_at_home(keys[i + k]) ? Outcome::Present : transfer_->slots().claim(slot_bytes, claim);
+            one = transfer_->begin_store(keys[i + k], slot_bytes, claim);
           });
         }
         if (one == Outcome::Ok) {
           one = Outcome::TierError;
-          fault_guarded([&] {
-            const SlotWord stable = transfer_->fill(claim, keys[i + k], pieces.data(), from.pieces, block_bytes, namespace_index, slot_bytes);
-            one = transfer_->publish(claim, stable, keys[i + k]) ? Outcome::Ok : Outcome::NoSpace;
-          });
+          fault_guarded(
+              [&] { one = transfer_->complete_store(claim, keys[i + k], pieces.data(), from.pieces, block_bytes, namespace_index, slot_bytes); });
         }
       }
       codes[i + k] = static_cast<uint8_t>(one);

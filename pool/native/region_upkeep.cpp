@@ -127,6 +127,34 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
   return r;
 }
 
+bool Region::audit_adopted() {
+  const Use use = ensure_writer();
+  std::lock_guard<std::mutex> lock(maintenance_);
+  bool any = false;
+  const bool ok = fault_guarded([&] {
+    CpuMemory& m = attached_->mem;
+    for (uint32_t h = 0; h < attached_->hosts(); ++h) {
+      const ShardMap& s = attached_->shard(HostIndex{h});
+      const uint64_t epoch = m.load_word(attached_->home().claim(HostIndex{h}));
+      if (HostIndex{h} == attached_->self || !attached_->owns(HostIndex{h}) || audited_epoch_[h] >= epoch || fenced(*attached_, s)) continue;
+      // Any host that owned the shard before may be the late one; the last of them acknowledges our epoch.
+      for (uint32_t before = 0; before < attached_->hosts() && audited_epoch_[h] < epoch; ++before) {
+        const Offset acknowledged = attached_->shard(HostIndex{before}).acknowledgement(HostIndex{h});
+        if (attached_->fresh(HostIndex{before})) {
+          m.invalidate(acknowledged, kLineBytes);
+          m.full_fence();
+        }
+        if (HostIndex{before} != attached_->self && m.load_word(acknowledged) >= epoch) audited_epoch_[h] = epoch;
+      }
+      if (audited_epoch_[h] < epoch) continue;
+      audit(*attached_, transfer_->namespaces(), s);
+      any = true;
+    }
+  });
+  if (!ok) medium_failed(path_);
+  return any;
+}
+
 bool Region::acknowledge_lost() {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);

@@ -210,6 +210,17 @@ class Transfer {
     m_.store_fence();
   }
 
+  // PROTOCOL 1, steps 1 and 2. Ok: the slot is ours, `complete` is next. One thread of the process at a time.
+  Outcome begin_store(const Key& key, uint64_t slot_bytes, Claim& claim) {
+    return present_at_home(key) ? Outcome::Present : slots_.claim(slot_bytes, claim);
+  }
+  // PROTOCOL 1, steps 3 to 6.
+  Outcome complete_store(const Claim& claim, const Key& key, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes,
+                         uint16_t namespace_index, uint64_t slot_bytes) {
+    const SlotWord stable = fill(claim, key, pieces, piece_count, block_bytes, namespace_index, slot_bytes);
+    return publish(claim, stable, key) ? Outcome::Ok : Outcome::NoSpace;
+  }
+
   // PROTOCOL 1, steps 3 and 4: fill a claimed slot. Returns the STABLE word.
   SlotWord fill(const Claim& claim, const Key& key, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t namespace_index,
                 uint64_t slot_bytes) {

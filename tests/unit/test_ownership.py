@@ -28,6 +28,14 @@ def reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "boot_id", lambda: b"another boot id!")
 
 
+def damage(path: Path, block: bytes) -> None:
+    """Overwrite the first bytes of a stored payload in the medium."""
+    with path.open("r+b") as medium:
+        at = medium.read().index(block)
+        medium.seek(at)
+        medium.write(b"late")
+
+
 def test_engine_after_reboot_is_refused_until_the_daemon_took_the_shard_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Region.attach(path) as before:
         assert before.store(KEYS, BLOCKS).stored_count == 8
@@ -70,6 +78,11 @@ def test_adopted_shard_stays_warm_and_its_old_owner_stores_nothing_more(path: Pa
         late = old.store(KEYS[4:], BLOCKS[4:])
         assert {str(r) for r in late.reasons} == {"fenced"}
         old.heartbeat()  # acknowledges: what it wrote is flushed now
+        damage(path, BLOCKS[1])  # as a late write of the old owner could
+        new.heartbeat()  # audits, once
+        assert new.lookup(KEYS[1:2]).hit_count == 0 and new.usage().blocks == 3
+        assert old.store(KEYS[1:2], BLOCKS[1:2]).declined_count == 1
+        assert new.store(KEYS[1:2], BLOCKS[1:2]).stored_count == 1
         assert new.lookup(KEYS).hit_count == old.lookup(KEYS).hit_count == 4
         with pytest.raises(FencedError, match="not higher"):
             new.adopt(0, 1)
