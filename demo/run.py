@@ -2,7 +2,7 @@
 
     make demo               rows at 512, 2,048, 8,192 and 16,384 tokens
     SMALL=1 make demo       rows at 512 and 2,048 tokens
-    MODEL=path make demo    with a model of your own; CACHE_GIB=8 for one that needs more than 2 GiB of KV cache
+    MODEL=path make demo    with a model of your own; CACHE_GIB=8 when 2 GiB of KV cache are too little
 
 Four engines, each a process of its own: one without a pool (the tokens that are right, the cold times and, as
 the yardstick, its own prefix cache), A on host 0 (computes and stores), then B on host 1 and A again in a new
@@ -202,9 +202,7 @@ def measure(rows: tuple[Row, ...], start: Any) -> tuple[list[dict[str, Any]], di
                     equal &= answer["outputs"] == right[name][:1]
         shareable = (row.tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         if min(cached["own"]) < shareable:
-            say(
-                f"{row.tokens:6} tokens: the yardstick's own cache was too small; set CACHE_GIB above {cache_gib()}"
-            )
+            say(f"{row.tokens:6} tokens: CACHE_GIB={cache_gib()} is too small for the yardstick")
         hits[str(row.tokens)] = times
         middle = {key: statistics.median(values) for key, values in times.items()}
         result.append(
