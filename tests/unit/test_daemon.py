@@ -256,3 +256,18 @@ def test_lock_of_a_killed_process_is_free_at_once(held: tuple[Path, subprocess.P
 def test_holder_no_file_is_nobody(tmp_path: Path) -> None:
     assert holder(tmp_path / "none") is None
     assert stop(tmp_path / "none", timeout_s=0) is None
+
+
+# --- the process --------------------------------------------------------------------------------------------
+
+
+def test_main_failure_is_told_to_whoever_waits(runtime: Path) -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "kvpool.daemon", "unknown", "--ready-fd", str(writer)]
+    done = subprocess.run(command, pass_fds=[writer], capture_output=True, text=True, check=False)
+    os.close(writer)
+    with open(reader) as said:
+        assert "Expected the file of a KVPool manifest" in said.read()
+    assert done.returncode == 1
+    assert "ERROR failed pool=unknown host=0" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -49,7 +49,6 @@ app.command()(check.scrub)
 app.command()(check.dump)
 app.command("format")(check.format_region)
 app.command()(check.layout)
-app.command(hidden=True)(lifecycle.daemon)
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
 from kvpool.cli.view import live_engines
 from kvpool.daemon.lock import holder, stop
+from kvpool.daemon.log import log_to_stderr
 from kvpool.daemon.loop import serve
 from kvpool.errors import KvpoolError
-from kvpool.provision import plan, provision, real_regions
-from kvpool.provision.observe import observe
-from kvpool.provision.plan import Action, Await, Format, Keep, Skip, refusals
+from kvpool.provision import provision, real_regions
+from kvpool.provision.plan import Action, Await, Format, Keep, Skip
 from kvpool.provision.remove import region_paths, remove
 from kvpool.quantity import human_bytes
 from kvpool.spec import PoolSpec
@@ -66,7 +66,7 @@ def up(
             f"warning: {path} is in the manifest no more, and keeps its blocks; remove the file to free them"
         )
     if foreground:
-        out.log_to_stderr()
+        log_to_stderr()
         serve(spec, number, skipped, ready=lambda: _print_up(spec, number, os.getpid(), actions, output))
         return
     lock = paths.daemon_lock_path(spec.name, number)
@@ -107,7 +107,7 @@ def _start_daemon(name: str, host: int, timeout_s: float) -> int:
     """Start the daemon in the background; returns its process id once it is ready."""
     reader, writer = os.pipe()
     log_path = paths.daemon_log_path(name, host)
-    command = [sys.executable, "-m", "kvpool", "daemon", name, "--host", str(host), "--ready-fd", str(writer)]
+    command = [sys.executable, "-m", "kvpool.daemon", name, "--host", str(host), "--ready-fd", str(writer)]
     # Its working directory is the root, so that it keeps no file system from being unmounted; a relative
     # runtime directory must then be said in full.
     environment = os.environ | {paths.RUNTIME_ENV: str(paths.runtime_dir())}
@@ -204,35 +204,6 @@ def _up_row(spec: PoolSpec, action: Action) -> dict[str, Any]:
         "region": done,
         "path": path,
     }
-
-
-@out.reports_errors
-def daemon(
-    name: str,
-    host: Annotated[int, typer.Option()] = 0,
-    ready_fd: Annotated[int | None, typer.Option()] = None,
-) -> None:
-    """Be the daemon of a pool that `kvpool up` has provisioned."""
-    out.log_to_stderr()
-    try:
-        spec = target.pool(name, None)
-        actions = plan(spec, host, observe(spec, host, real_regions().inspect))
-        refused = refusals(actions)
-        if refused is not None:
-            raise refused
-        skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
-        serve(spec, host, skipped, ready=lambda: _tell(ready_fd, "ready"))
-    except KvpoolError as error:
-        _tell(ready_fd, str(error))
-        raise
-
-
-def _tell(fd: int | None, text: str) -> None:
-    if fd is None:
-        return
-    with contextlib.suppress(OSError):  # nobody waits any more
-        os.write(fd, text.encode() + b"\n")
-        os.close(fd)
 
 
 @out.reports_errors

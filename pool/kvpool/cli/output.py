@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -114,18 +113,6 @@ def wrong_use(text: str) -> NoReturn:
     """End because of how the command was called."""
     note(f"error: {text}")
     raise typer.Exit(EXIT_WRONG_USE)
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log lines as `time level event key=value ...`, in UTC."""
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    logger = logging.getLogger("kvpool")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
 
 
 @contextmanager
