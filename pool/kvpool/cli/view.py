@@ -29,6 +29,7 @@ class PoolView:
     tiers: list[TierSnapshot] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)  # tier -> why there are no live numbers of it
     hosts: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # about the look itself, not the pool
 
     @property
     def counters(self) -> Counters:
@@ -64,6 +65,7 @@ class PoolView:
             "deletion_policy": self.spec.deletion_policy,
             "hosts": self.hosts,
             "problems": self.problems,
+            "notes": self.notes,
         }
 
 
@@ -81,12 +83,14 @@ def look(spec: PoolSpec) -> PoolView:
         except KvpoolError as error:
             if spec.tier(region.tier).optional and not region.path.exists():
                 continue
-            view.absent[region.label] = str(error)
             reported = _reported(spec, region)
-            # Of another user's pool the daemon's report may be read, while the regions may not.
-            if reported is not None:
-                view.tiers.append(reported)
-                view.absent[region.label] += " Shown as the daemon last reported it."
+            if reported is None:
+                view.absent[region.label] = str(error)
+                continue
+            # Of another user's pool the daemon's report may be read, while the regions may not. That is no fault
+            # of the pool; its faults are in the report.
+            view.tiers.append(reported)
+            view.notes.append(f"tier {region.label} is shown as its daemon last reported it: {error}")
     return view
 
 

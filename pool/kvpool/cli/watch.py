@@ -99,6 +99,8 @@ def _show_pool(view: PoolView) -> None:
     out.say(f"daemons: {', '.join(map(_daemon, view.hosts))}; attached: {_participants(view)}")
     for problem in view.problems:
         out.say(f"problem: {problem}")
+    for note in view.notes:
+        out.say(f"note: {note}")
 
 
 def _by_weight(counts: dict[str, int]) -> list[tuple[str, int]]:
