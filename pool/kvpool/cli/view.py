@@ -87,8 +87,8 @@ def look(spec: PoolSpec) -> PoolView:
             if reported is None:
                 view.absent[region.label] = str(error)
                 continue
-            # Of another user's pool the daemon's report may be read, while the regions may not. That is no fault
-            # of the pool; its faults are in the report.
+            # Of another user's pool the daemon's report may be read, while the regions may not. That is no
+            # fault of the pool; its faults are in the report.
             view.tiers.append(reported)
             view.notes.append(f"tier {region.label} is shown as its daemon last reported it: {error}")
     return view
