@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
 NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
 NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE))
-QUICK := tests/unit tests/property tests/format tests/crash
+QUICK := tests/unit tests/property tests/format tests/crash tests/bench
 # Suites that do not exist yet are left out, not an error.
 existing = $(wildcard $(1))
 TIDY_DIR := build/tidy
@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-engine engine-env test-slow demo bench clean distclean
+.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-sim test-engine engine-env demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -74,6 +74,12 @@ test: $(VENV)/.installed ## the quick suites: no root, network, cluster, engine 
 
 test-slow: $(VENV)/.installed ## the long form of the quick suites
 	@$(BIN)/pytest --timeout=1800 -m 'slow and not engine and not gpu' $(call existing,$(QUICK))
+
+test-crash: $(VENV)/.installed ## processes killed, stopped and damaged media; KVPOOL_SOAK_SECONDS=600 for longer
+	@$(BIN)/pytest --timeout=7200 -m 'not engine and not gpu' tests/crash
+
+test-sim: $(VENV)/.installed ## the protocol on a simulated non-coherent medium; KVPOOL_SIM_SEEDS=20000 for longer
+	@$(BIN)/pytest --timeout=7200 tests/sim
 
 test-engine: engine-env ## real vLLM engines over one pool
 	@$(BIN)/pytest --timeout=900 -m 'engine and not gpu' tests/engine
