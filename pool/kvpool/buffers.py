@@ -17,12 +17,12 @@ class PageLayout:
     """Where an engine keeps the pages of a block: one page a layer, `block_stride_bytes` from one block to the next.
 
     layers: (address of block 0, block_stride_bytes, page_bytes) each. The memory must stay where it is as long as the layout is used;
-    `keepalive` is held for that.
+    `keepalive` is held for that. With `block_count`, block ids beyond it are refused instead of followed into other memory.
     """
 
-    __slots__ = ("base", "block_bytes", "bytes", "keepalive", "pieces", "stride")
+    __slots__ = ("base", "block_bytes", "block_count", "bytes", "keepalive", "pieces", "stride")
 
-    def __init__(self, layers: Sequence[tuple[int, int, int]], keepalive: object = None) -> None:
+    def __init__(self, layers: Sequence[tuple[int, int, int]], keepalive: object = None, block_count: int | None = None) -> None:
         if not layers:
             raise BufferShapeError("page layout: no layers; give (address, block_stride_bytes, page_bytes) for each")
         self.base = array("Q", (a for a, _, _ in layers)).tobytes()
@@ -31,6 +31,7 @@ class PageLayout:
         self.pieces = len(layers)
         self.block_bytes = sum(n for _, _, n in layers)
         self.keepalive = keepalive
+        self.block_count = block_count
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Any]) -> PageLayout:
@@ -50,7 +51,7 @@ class PageLayout:
                 address, size = layers[-1][0], layers[-1][2] + size
                 layers.pop()
             layers.append((address, stride, size))
-        return cls(layers, keepalive=tuple(tensors))
+        return cls(layers, keepalive=tuple(tensors), block_count=min((len(t) for t in tensors), default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,12 @@ def to_native(blocks: Blocks, count: int, block_bytes: int, *, writable: bool) -
         layout = blocks.layout
         if layout.block_bytes != block_bytes:
             raise BufferShapeError(f"pages of {layout.block_bytes} bytes a block, the namespace's blocks have {block_bytes} bytes")
-        return NativeBuffers(layout.base, layout.stride, layout.bytes, array("q", blocks.block_ids).tobytes(), layout.pieces, layout)
+        ids = array("q", blocks.block_ids)
+        if ids and (min(ids) < 0 or (layout.block_count is not None and max(ids) >= layout.block_count)):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            have = "0 or more" if layout.block_count is None else f"one of the {layout.block_count} blocks that the layout has"
+            raise BufferShapeError(f"block id {wrong} is not in the pages; expected {have}")
+        return NativeBuffers(layout.base, layout.stride, layout.bytes, ids.tobytes(), layout.pieces, layout)
     pieces = 1
     base, sizes, held = array("Q"), array("Q"), []
     for i, block in enumerate(blocks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import socket
 import stat
 import time
@@ -17,7 +18,7 @@ from typing import Literal
 
 from kvpool import _native
 from kvpool.buffers import Blocks, to_native
-from kvpool.errors import GeometryError, MediumUnavailable, RegionBusyError
+from kvpool.errors import FencedError, GeometryError, KvpoolError, MediumUnavailable, RegionBusyError
 from kvpool.keys import KeyBatch, Namespace
 from kvpool.outcomes import REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
 from kvpool.paths import runtime_dir
@@ -43,6 +44,7 @@ _ROLE_NAMES = {v: k for k, v in _ROLES.items()}
 _SLOT_STATES = ("free", "writing", "stored", "lent")
 _ALLOCATE_STEP_BYTES = 64 << 20  # small enough that progress is seen, large enough that the calls do not count
 _HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
+_BYTES_MAX, _COUNT_MAX = 2**63 - 1, 2**32 - 1  # what the native core can be asked; what makes sense it says itself
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
 FORMAT_VERSION: int = _native.FORMAT_VERSION
 
@@ -64,6 +66,12 @@ class Geometry:
     coherence: Coherence = "hardware"
 
     def _arguments(self, path: str | None) -> dict[str, int | bool]:
+        for name in ("capacity_bytes", "min_block_bytes", "extent_bytes", "align_bytes", "hosts", "participants", "namespaces"):
+            value, most = getattr(self, name), _BYTES_MAX if name.endswith("_bytes") else _COUNT_MAX
+            if value is not None and not 0 <= value <= most:
+                raise GeometryError(f"{name}: {value}; it must be 0 to {most}")
+        if self.coherence not in ("hardware", "software"):
+            raise GeometryError(f"coherence: {self.coherence!r}; it must be hardware or software")
         return {
             "region_bytes": self.capacity_bytes,
             "hosts": self.hosts,
@@ -229,9 +237,12 @@ class Region:
         _native.plan(**arguments)  # sizes first: a wrong one must not leave a file behind
         zeroed = False
         if os.path.exists(path):
-            if not os.access(path, os.R_OK | os.W_OK):
-                raise _os_error(path, OSError(errno.EACCES, os.strerror(errno.EACCES)), "be opened")
             mode = os.stat(path).st_mode
+            if not stat.S_ISDIR(mode):
+                try:
+                    os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                except OSError as e:  # asked by trying: only that tells a read-only filesystem from a missing permission
+                    raise _os_error(path, e, "be opened") from e
             if _native.looks_formatted(path) and not force:
                 raise RegionBusyError(f"region {path}: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.")
             if stat.S_ISREG(mode):
@@ -242,10 +253,13 @@ class Region:
                         "Choose another path, or overwrite it with 'kvpool format --force'."
                     )
                 _native.ensure_unused(path, default_lock_path(path))
-                Region._require_space(path, geometry.capacity_bytes if preallocate else 0, reuse=os.stat(path).st_blocks * 512)
-                os.unlink(path)
+                Region._require_space(path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512)
+                try:
+                    os.unlink(path)
+                except OSError as e:
+                    raise _os_error(path, e, "be replaced") from e
         if not os.path.exists(path):
-            Region._require_space(path, geometry.capacity_bytes if preallocate else 0, reuse=0)
+            Region._require_space(path, geometry.capacity_bytes, preallocate, reuse=0)
             _allocate(path, geometry.capacity_bytes, preallocate, progress)
             zeroed = True
         try:
@@ -257,12 +271,16 @@ class Region:
         return Region.inspect(path)
 
     @staticmethod
-    def _require_space(path: str, need_bytes: int, reuse: int) -> None:
+    def _require_space(path: str, capacity_bytes: int, preallocate: bool, reuse: int) -> None:
+        need_bytes = capacity_bytes if preallocate else 0
         parent = os.path.dirname(path) or "."
         try:
             fs = os.statvfs(parent)
         except OSError as e:
             raise _os_error(path, e, "be created") from e
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and capacity_bytes > limit:  # found out now, and not when an old file is gone
+            raise _os_error(path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"get {capacity_bytes} bytes")
         if fs.f_blocks == 0:
             return  # hugetlbfs without a limit of its own says 0; allocating finds out
         free = fs.f_bavail * fs.f_frsize + reuse
@@ -295,6 +313,10 @@ class Region:
         Raises: MediumUnavailable, SuperblockError, FormatVersionError, GeometryError (no such host), RegionBusyError (all entries taken).
         """
         path = os.fspath(path)
+        if role not in _ROLES:
+            raise KvpoolError(f"region {path}: role {role!r} does not exist; expected one of {', '.join(_ROLES)}")
+        if not 0 <= host <= _COUNT_MAX:
+            raise GeometryError(f"region {path}: host {host} does not exist; hosts count from 0. Give the number of this machine's shard.")
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
         node = node_name or os.environ.get("KVPOOL_NODE_NAME") or socket.gethostname()
         take_over = role == "daemon"
@@ -462,7 +484,9 @@ class Region:
 
     def evict(self, used_fraction: float, blocks_max: int) -> int:
         """Evicts this host's oldest blocks until at most `used_fraction` (0..1) of its shard is used, or `blocks_max` are gone."""
-        return self._native.evict(used_fraction, blocks_max)
+        if not 0 <= used_fraction <= 1 or blocks_max < 0:
+            raise KvpoolError(f"evict down to {used_fraction}, at most {blocks_max} blocks: expected a fraction 0 to 1, and 0 or more blocks")
+        return self._native.evict(used_fraction, min(blocks_max, _BYTES_MAX))
 
     def reap(self) -> ReapReport:
         """Cleans up after processes of this host that died without saying goodbye."""
@@ -477,7 +501,9 @@ class Region:
 
     def scrub(self, *, start: int = 0, limit: int | None = None) -> ScrubReport:
         """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged."""
-        return ScrubReport(*self._native.scrub(start, 2**63 if limit is None else limit))
+        if start < 0 or (limit is not None and limit < 0):
+            raise KvpoolError(f"scrub from slot {start}, at most {limit} blocks: expected 0 or more")
+        return ScrubReport(*self._native.scrub(start, _BYTES_MAX if limit is None else limit))
 
     def adopt(self, host: int, epoch: int) -> AdoptReport:
         """Takes over the shard of `host`, whose processes are gone; `epoch` comes from the one arbiter (PROTOCOL 5).
@@ -486,6 +512,8 @@ class Region:
         """
         if not 0 <= host < self.info.hosts:
             raise GeometryError(f"region {self.path}: host {host} does not exist; it was formatted for {self.info.hosts} host(s)")
+        if not 0 < epoch <= _BYTES_MAX:
+            raise FencedError(f"region {self.path}: epoch {epoch} cannot be; the arbiter gives numbers from 1, each higher than the last")
         return AdoptReport(*self._native.adopt(host, epoch))
 
 

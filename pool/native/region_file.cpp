@@ -39,7 +39,7 @@ uint64_t superblock_checksum(const Superblock& sb) {
 }   // namespace
 
 File::File(const std::string& path, bool writable) {
-  fd = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  fd = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);   // a pipe must not wait for its other end
   if (fd < 0) {
     const int error = errno;
     const char* hint = error == ENOENT   ? "Create it first: 'kvpool up' or 'kvpool format'."
