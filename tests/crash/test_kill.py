@@ -1,0 +1,316 @@
+"""A process killed at every named step leaves nothing stuck, and nobody ever gets wrong bytes."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from children import Child, children
+from kvpool import _native
+from kvpool.errors import KvpoolError, SuperblockError
+from kvpool.keys import KeyBatch, Namespace
+from kvpool.outcomes import MissReason
+from kvpool.region import Coherence, Geometry, Region
+from strategies import buffers, contents, keys_of, namespace, region_folder, seed, small_geometry, wrong_hits
+
+NATIVE = Path(__file__).resolve().parents[2] / "pool" / "native"
+UNIT = 512
+SMALL, LARGE, NEW = namespace(UNIT - 3, "small"), namespace(3 * UNIT, "large"), namespace(UNIT, "new")
+SPACES = (SMALL, LARGE, NEW)
+INDICES = range(40)
+
+
+def geometry(coherence: Coherence) -> Geometry:
+    """24 slots in 6 extents for 40 blocks of two sizes: stores evict, and space moves between the sizes."""
+    return small_geometry(
+        24, hosts=2, block_bytes=UNIT, slots_per_extent=4, participants=6, namespaces=4, coherence=coherence
+    )
+
+
+def store(region: Region, ns: Namespace, indices: list[int]) -> list[MissReason | None]:
+    keys = keys_of(ns, indices)
+    return list(region.store(keys, contents(keys)).reasons)
+
+
+def load_all(region: Region) -> int:
+    """Loads every block that may be there. Wrong bytes fail; the number of hits comes back."""
+    hits = 0
+    for ns in SPACES:
+        keys = keys_of(ns, INDICES)
+        out = buffers(keys)
+        result = region.load(keys, out)
+        assert not wrong_hits(keys, result.codes, out)
+        allowed = {None, MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.CHANGED_WHILE_READING}
+        assert set(result.reasons) <= allowed, list(result.reasons)
+        hits += result.hit_count
+    return hits
+
+
+def die_in_a_store(path: Path, step: str) -> None:
+    region = Region.attach(path, host=0)
+    _native.stop_at(step, 1, signal.SIGKILL)
+    store(region, SMALL, [90])
+
+
+def everything(path: Path, record: bool, step: str = "", nth: int = 0) -> list[str]:
+    """Passes every step that a process of host 0 can pass; the steps that were passed come back."""
+    dead = Child(die_in_a_store, path, "store.payload")  # somebody for the reaper
+    assert dead.wait() == -signal.SIGKILL
+    dead.end()
+    if record:
+        _native.record_steps()
+    else:
+        _native.stop_at(step, nth, signal.SIGKILL)
+    with Region.attach(path, host=0) as region:
+        store(region, SMALL, list(range(8)))
+        load_all(region)
+        store(region, NEW, [0, 1])
+        store(region, SMALL, list(range(40)))  # evicts inline
+        store(region, LARGE, list(range(12)))  # takes extents from the small ones
+        region.evict(0.5, 5)
+        region.scrub()
+        region.heartbeat()
+        store(region, SMALL, list(range(30, 36)))
+        region.evict(0.0, 1000)
+        store(region, NEW, [2])
+    return list(_native.recorded_steps())
+
+
+def steps_of_a_life(coherence: Coherence) -> list[str]:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry(coherence))
+        return list(start(everything, path, True).result())
+
+
+def check_after_a_death(path: Path, survivors: list[Region]) -> None:
+    """Others go on at once; after the next attach the region is as if the dead one had never been there."""
+    for region in survivors:
+        load_all(region)
+        for ns in SPACES:
+            index = random.randrange(40)
+            reasons = store(region, ns, [index])
+            if reasons == [None] and region is survivors[0]:
+                keys = keys_of(ns, [index])
+                assert region.lookup(keys).hit_count == 1
+            assert set(reasons) <= {None, MissReason.NO_SPACE}, (
+                reasons
+            )  # a stuck slot may be the last one until it is reaped
+    with Region.attach(path, host=0) as fresh:
+        assert all(p.alive for p in fresh.participants())
+        report = fresh.check()
+        assert report.ok, report.problems
+        totals = report.totals
+        assert totals["writing"] == totals["lent"] == 0
+        assert totals["free"] + totals["stored"] == totals["slots"]
+        load_all(fresh)
+        assert [store(fresh, ns, [7]) for ns in SPACES] == [[None]] * 3
+    report = Region.fsck(path)
+    problems = [p for p in report.problems if "died without" not in p]
+    assert not problems
+
+
+def all_slots_are_usable(region: Region) -> None:
+    region.evict(0.0, 1000)
+    assert region.usage().hosts[0].blocks == 0
+    keys = keys_of(SMALL, range(100, 400))  # enough evictions for the large ones' extents to be cut anew
+    assert region.store(keys, contents(keys)).declined_count == 0
+    usage = region.usage().hosts[0]
+    assert (region.lookup(keys).hit_count, usage.blocks, usage.slots_free, usage.extents_free) == (
+        24,
+        24,
+        0,
+        0,
+    ), usage
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_process_killed_at_any_step_leaves_nothing_stuck(coherence: Coherence) -> None:
+    value = seed("test_process_killed_at_any_step")
+    dice = random.Random(value)
+    random.seed(value)
+    steps = steps_of_a_life(coherence)
+    assert {"store.claim", "evict.claim", "extent.recut.claim", "reap.before_clean", "append.record"} <= set(
+        steps
+    )
+    for step in steps:
+        with region_folder() as folder, children() as start:
+            path = folder / "region"
+            Region.format(path, geometry(coherence))
+            with Region.attach(path, host=0) as here, Region.attach(path, host=1) as there:
+                store(here, SMALL, [20, 21, 22])  # no large ones: their first store has to cut an extent anew
+                store(there, LARGE, [23, 24])
+                for nth in (1, dice.randint(2, 40)):
+                    print(f"step={step} nth={nth}")
+                    code = start(everything, path, False, step, nth).wait()
+                    assert code == -signal.SIGKILL or (nth > 1 and code == 0), (step, nth, code)
+                    check_after_a_death(path, [here, there])
+                here.reap()
+                all_slots_are_usable(here)
+
+
+def test_every_step_in_the_core_is_killed_somewhere() -> None:
+    """A new KVP_STEP without a test that dies there is seen here."""
+    named = set()
+    for file in NATIVE.rglob("*.h"), NATIVE.rglob("*.cpp"):
+        for source in file:
+            named |= set(re.findall(r'KVP_STEP\("([^"]+)"\)', source.read_text()))
+    elsewhere = {
+        "adopt.claimed",
+        "adopt.freed",
+        "adopt.log.refill",
+        "adopt.done",
+        "format.before_superblock",
+        "format.before_magic",
+    }
+    killed = set(steps_of_a_life("hardware")) | elsewhere
+    assert named - killed == set()
+
+
+def adopt(path: Path, step: str, epoch: int) -> None:
+    with Region.attach(path, host=1) as region:
+        _native.stop_at(step, 1, signal.SIGKILL)
+        region.adopt(0, epoch)
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+@pytest.mark.parametrize("step", ["adopt.claimed", "adopt.freed", "adopt.log.refill", "adopt.done"])
+def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coherence: Coherence) -> None:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry(coherence))
+        with Region.attach(path, host=0) as old:
+            store(old, SMALL, list(range(10)))
+            dead = start(die_in_a_store, path, "store.payload")
+            assert dead.wait() == -signal.SIGKILL
+        assert start(adopt, path, step, 5).wait() == -signal.SIGKILL
+        with Region.attach(path, host=0) as old:
+            assert store(old, SMALL, [30]) == [MissReason.FENCED]
+            load_all(old)
+        with Region.attach(path, host=1) as region:
+            with pytest.raises(KvpoolError, match="not higher"):
+                region.adopt(0, 5)
+            report = region.adopt(0, 6)
+            assert report.kept == 10
+            keys = keys_of(SMALL, range(10))
+            out = buffers(keys)
+            assert region.load(keys, out).hit_count == 10
+            assert not wrong_hits(keys, bytes(10), out)
+            check = region.check()
+            assert check.totals["writing"] == 0
+        with Region.attach(path, host=0) as back:  # and the old owner gets it back
+            back.adopt(0, 7)
+            assert store(back, SMALL, [31]) == [None]
+            assert load_all(back) == 11
+            assert back.check().ok
+
+
+def format_dying(path: Path, step: str, nth: int, kept: Geometry) -> None:
+    _native.stop_at(step, nth, signal.SIGKILL)
+    Region.format(path, kept)
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"), [("format.before_superblock", 1), ("format.before_magic", 1), ("format.before_magic", 2)]
+)
+def test_format_killed_leaves_no_region_or_a_whole_one(step: str, nth: int) -> None:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        assert start(format_dying, path, step, nth, geometry("hardware")).wait() == -signal.SIGKILL
+        try:
+            region = Region.attach(path)
+        except SuperblockError:
+            Region.format(path, geometry("hardware"), force=True)
+            region = Region.attach(path)
+        with region:
+            assert store(region, SMALL, [1]) == [None]
+            assert load_all(region) == 1
+
+
+def stop_in_a_store(path: Path, step: str) -> KeyBatch:
+    with Region.attach(path, host=0) as region:
+        _native.stop_at(step, 1, signal.SIGSTOP)
+        store(region, SMALL, [0])
+        _native.stop_at("", 0, 0)
+        results = [store(region, SMALL, list(range(20))), store(region, LARGE, [0, 1, 2])]
+        region.heartbeat()
+        load_all(region)
+        return results  # type: ignore[return-value]
+
+
+STORE_STEPS = [
+    "attach.live",
+    "namespace.claim",
+    "extent.claim",
+    "store.claim",
+    "store.payload",
+    "store.payload.fence",
+    "store.header.body",
+    "store.header.word",
+    "publish.cas",
+    "store.published",
+    "append.record",
+    "append.tail",
+]
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_writer_stopped_at_any_step_others_go_on_and_so_does_it(coherence: Coherence) -> None:
+    for step in STORE_STEPS[1:]:
+        with region_folder() as folder, children() as start:
+            path = folder / "region"
+            Region.format(path, geometry(coherence))
+            writer = start(stop_in_a_store, path, step)
+            assert writer.wait_stopped(), step
+            with Region.attach(path, host=0) as here, Region.attach(path, host=1) as there:
+                for region in (here, there):
+                    assert region.reap().dead == 0
+                    for ns in (LARGE, SMALL):
+                        reasons = set(store(region, ns, list(range(30))))
+                        # Only what the stopped one is in the middle of may be refused.
+                        assert reasons == {None} or step in ("extent.claim", "store.claim"), (step, reasons)
+                    load_all(region)
+                    region.evict(0.2, 1000)
+                    region.scrub()
+                writer.signal(signal.SIGCONT)
+                for reasons in writer.result():
+                    assert set(reasons) == {None}, (step, reasons)
+                assert here.reap().dead == 0
+                load_all(here)
+                load_all(there)
+                report = here.check()
+                assert report.ok, (step, report.problems)
+                assert report.totals["writing"] == 0
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_zombie_writer_is_fenced_after_adoption(coherence: Coherence) -> None:
+    for step in STORE_STEPS[1:]:
+        with region_folder() as folder, children() as start:
+            path = folder / "region"
+            Region.format(path, geometry(coherence))
+            with Region.attach(path, host=0) as old:
+                store(old, LARGE, [10, 11])
+            zombie = start(stop_in_a_store, path, step)
+            assert zombie.wait_stopped(), step
+            with Region.attach(path, host=1) as region:
+                report = region.adopt(0, 1)
+                assert report.kept >= 2
+                load_all(region)
+                zombie.signal(signal.SIGCONT)
+                small, large = zombie.result()
+                # The store that it was in may end well; all that come after are refused.
+                assert set(small[1:]) | set(large) == {MissReason.FENCED}, (step, small, large)
+                load_all(region)
+                keys = keys_of(LARGE, [10, 11])
+                assert region.load(keys, buffers(keys)).hit_count == 2
+                assert store(region, SMALL, [5]) == [None]  # into its own shard
+                region.adopt(0, 2)  # the audit after the zombie's acknowledgement
+                report2 = region.check()
+                assert report2.ok, (step, report2.problems)
+                assert report2.totals["writing"] == 0
+                load_all(region)
