@@ -33,8 +33,14 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
       bytes_by_age[slot_age(*attached_, s, slot, now) >> 4] += slot_bytes;
       return true;
     });
-    const auto capacity = static_cast<double>(uint64_t{superblock_.extent_count} * superblock_.extent_payload_bytes);
-    const auto target = static_cast<uint64_t>(capacity * used_fraction);
+    // Of what blocks can fill: the rest at the end of each extent, too small for another block, must not keep the shard below its watermark.
+    uint64_t usable = 0;
+    for (uint32_t e = 0; e < superblock_.extent_count; ++e) {
+      uint64_t slot_bytes = 0;
+      const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
+      usable += slot_bytes != 0 ? n * slot_bytes : superblock_.slots_per_extent * superblock_.slot_bytes_min;
+    }
+    const auto target = static_cast<uint64_t>(static_cast<double>(usable) * used_fraction);
     if (used <= target || blocks_max == 0) return;
     uint64_t to_free = used - target, above = 0;
     uint32_t threshold = static_cast<uint32_t>(bytes_by_age.size());

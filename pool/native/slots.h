@@ -33,7 +33,9 @@ uint16_t slot_age(Attached<M>& a, const ShardMap& s, SlotId slot, uint16_t now) 
     if (a.fresh(HostIndex{h})) a.mem.invalidate(at, 2);   // no fence: an old tick does no harm
     const uint16_t tick = a.mem.load_half(at);
     if (tick == 0) continue;
-    const auto age = static_cast<uint16_t>(now - tick);
+    // A touch after the caller looked at the clock is not 2^16 ticks old. Of the 2^16, up to a turnover of the shard (2^13) counts as the future.
+    auto age = static_cast<uint16_t>(now - tick);
+    if (age >= 0xe000) age = 0;
     if (age < youngest) youngest = age;
   }
   return youngest;
