@@ -289,3 +289,29 @@ def test_region_closed_while_others_call_it_ends_their_calls_cleanly() -> None:
         assert len(ended) == 4
         assert all("was closed" in str(e) for e in ended)
     assert Child is not None
+
+
+def evicts_and_stops(path: Path) -> int:
+    with Region.attach(path, host=0) as region:
+        _native.stop_at("evict.claim", 1, signal.SIGSTOP)
+        return region.evict(0.5, 1000)
+
+
+def test_block_read_while_the_daemon_evicts_is_not_taken_for_the_oldest() -> None:
+    """It has been touched after the daemon had looked at the clock."""
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, small_geometry(96, block_bytes=UNIT, slots_per_extent=32))
+        with Region.attach(path) as region:
+            for i in range(96):
+                assert store(region, [i]) == [None]
+            daemon = start(evicts_and_stops, path)
+            assert daemon.wait_stopped()
+            for i in range(5):  # the clock goes on
+                store(region, [1000 + i])
+            old = keys_of(A, range(20))
+            still_there = [i for i, code in enumerate(region.load(old, buffers(old)).codes) if code == 0]
+            assert len(still_there) > 10
+            daemon.signal(signal.SIGCONT)
+            assert daemon.result() > 20
+            assert region.lookup(keys_of(A, still_there)).hit_count == len(still_there)

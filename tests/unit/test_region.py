@@ -155,6 +155,17 @@ def test_evict_stops_at_its_target_and_says_how_many(folder: Path) -> None:
         assert region.counters().evictions == 8
 
 
+def test_evict_counts_what_blocks_can_fill_and_not_the_rest_of_each_extent(folder: Path) -> None:
+    """Blocks of three quarters of an extent fill it to 75 %: a watermark of 90 % must still work."""
+    with Region.attach(make(folder / "region")) as region:
+        keys = keys_of(namespace(3 * UNIT), range(20))
+        region.store(keys, contents(keys))
+        full = region.usage()
+        assert full.blocks == full.slots_total
+        assert region.evict(0.9, 100) == 1
+        assert region.evict(0.9, 100) == 0
+
+
 def test_counters_survive_the_process_and_add_up(folder: Path) -> None:
     path = make(folder / "region")
     for _ in range(3):
