@@ -23,7 +23,7 @@ class Directory {
 
   Offset bucket(const Key& key, uint32_t which) const { return s_.bucket(key.bucket(which, s_.superblock().bucket_count)); }
 
-  void prefetch(const Key& key) const {
+  [[gnu::always_inline]] void prefetch(const Key& key) const {
     m_.prefetch(bucket(key, 0));
     m_.prefetch(bucket(key, 1));
   }

@@ -30,7 +30,20 @@ class CpuMemory {
   uint16_t load_half(Offset at) const { return __atomic_load_n(reinterpret_cast<const uint16_t*>(base_ + at), __ATOMIC_RELAXED); }
   Line load_line(Offset at) const {
     Line line;
+#if defined(__x86_64__)
+    // Four loads in order, each word whole. Eight narrow ones double the time of a lookup: what reads the copy with wide loads waits for the stores.
+    __m128i a, b, c, d;
+    asm volatile("movdqa (%4), %0\n\tmovdqa 16(%4), %1\n\tmovdqa 32(%4), %2\n\tmovdqa 48(%4), %3"
+                 : "=&x"(a), "=&x"(b), "=&x"(c), "=&x"(d)
+                 : "r"(base_ + at)
+                 : "memory");
+    std::memcpy(&line.words[0], &a, 16);
+    std::memcpy(&line.words[2], &b, 16);
+    std::memcpy(&line.words[4], &c, 16);
+    std::memcpy(&line.words[6], &d, 16);
+#else
     for (uint32_t i = 0; i < 8; ++i) line.words[i] = __atomic_load_n(word(at) + i, __ATOMIC_ACQUIRE);
+#endif
     return line;
   }
   void store_word(Offset at, uint64_t value) { __atomic_store_n(word(at), value, __ATOMIC_RELEASE); }
@@ -58,7 +71,8 @@ class CpuMemory {
   void invalidate(Offset at, uint64_t bytes) {
     if (!coherent_) each_line(at, bytes, cache_ops().invalidate);
   }
-  void prefetch(Offset at) const { __builtin_prefetch(base_ + at); }
+  // Inline always: GCC sees no effect in a function that only prefetches, and drops calls of it.
+  [[gnu::always_inline]] void prefetch(Offset at) const { __builtin_prefetch(base_ + at); }
   void store_fence() {
 #if defined(__x86_64__)
     _mm_sfence();

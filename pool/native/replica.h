@@ -74,7 +74,7 @@ class Replica {
         found(host_of(e), SlotId{static_cast<uint32_t>(e)});
     }
   }
-  void prefetch(const Key& key) const { __builtin_prefetch(&table_[place(fingerprint(key))]); }
+  [[gnu::always_inline]] void prefetch(const Key& key) const { __builtin_prefetch(&table_[place(fingerprint(key))]); }
 
  private:
   static constexpr uint64_t kFirstSize = 1024;     // a power of two
