@@ -10,8 +10,8 @@ def test_layout_printed_equals_snapshot() -> None:
     printed = _native.layout_table()
     assert printed == LAYOUT.read_text(), (
         "the region format changed. If that is meant: raise the format version (unless only words changed), "
-        "add its golden region (tests/format/make_golden.py), write `kvpool layout` to layout.txt beside this test "
-        "and say in CHANGELOG.md what an older build does on meeting it"
+        "add its golden region (tests/format/make_golden.py), write `kvpool layout` to layout.txt beside "
+        "this test and say in CHANGELOG.md what an older build does on meeting it"
     )
 
 
