@@ -1,6 +1,6 @@
 """kvpool: one tiered, shared pool of LLM KV-cache blocks.
 
-Public names are loaded when they are first used, so that `kvpool.spec` and `kvpool.report` need no compiled part.
+Public names are loaded when they are first used: `kvpool.spec` and `kvpool.report` need no compiled part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled part. Only kvpool.region, buffers and keys import it; their docstrings say what is promised.
+"""The compiled part. Only region, geometry, buffers and keys import it; their docstrings have the promises.
 
 Batches cross as packed bytes: no Python object a key. tests/unit/test_native_stub.py compares this file with
 the built module.

@@ -5,26 +5,32 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from kvpool import _native
 from kvpool.errors import BufferShapeError
 
-Buffer = Any  # buffer protocol or DLPack (CPU)
+Buffer: TypeAlias = Any  # buffer protocol or DLPack (CPU)
+Packed: TypeAlias = bytes  # numbers of 8 bytes each
 
 
 class PageLayout:
-    """Where an engine keeps the pages of a block: one page a layer, `block_stride_bytes` from one block to the next.
+    """Where an engine keeps the pages of a block: one a layer, `block_stride_bytes` from block to block.
 
-    layers: (address of block 0, block_stride_bytes, page_bytes) each. The memory must stay where it is as long as the layout is used;
-    `keepalive` is held for that. With `block_count`, block ids beyond it are refused instead of followed into other memory.
+    layers: (address of block 0, block_stride_bytes, page_bytes) each. The memory must stay where it is as
+    long as the layout is used; `keepalive` is held for that. With `block_count`, block ids beyond it are
+    refused instead of followed into other memory.
     """
 
     __slots__ = ("base", "block_bytes", "block_count", "bytes", "keepalive", "pieces", "stride")
 
-    def __init__(self, layers: Sequence[tuple[int, int, int]], keepalive: object = None, block_count: int | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[int, int, int]], keepalive: object = None, block_count: int | None = None
+    ) -> None:
         if not layers:
-            raise BufferShapeError("page layout: no layers; give (address, block_stride_bytes, page_bytes) for each")
+            raise BufferShapeError(
+                "page layout: no layers; give (address, block_stride_bytes, page_bytes) for each"
+            )
         self.base = array("Q", (a for a, _, _ in layers)).tobytes()
         self.stride = array("Q", (s for _, s, _ in layers)).tobytes()
         self.bytes = array("Q", (n for _, _, n in layers)).tobytes()
@@ -43,12 +49,14 @@ class PageLayout:
         for t in tensors:
             if t.device.type != "cpu" or not t[0].is_contiguous():
                 raise BufferShapeError(
-                    f"page layout: a tensor on {t.device} with strides {tuple(t.stride())}; expected one in host memory whose [block] is contiguous"
+                    f"page layout: a tensor on {t.device} with strides {tuple(t.stride())}; "
+                    "expected one in host memory whose [block] is contiguous"
                 )
             item = t.element_size()
             address, stride, size = t.data_ptr(), t.stride(0) * item, t[0].numel() * item
-            if layers and layers[-1][0] + layers[-1][2] == address and layers[-1][1] == stride and layers[-1][2] + size <= stride:
-                address, size = layers[-1][0], layers[-1][2] + size
+            last_address, last_stride, last_size = layers[-1] if layers else (0, 0, 0)
+            if last_stride == stride and last_address + last_size == address and last_size + size <= stride:
+                address, size = last_address, last_size + size
                 layers.pop()
             layers.append((address, stride, size))
         return cls(layers, keepalive=tuple(tensors), block_count=min((len(t) for t in tensors), default=0))
@@ -65,17 +73,17 @@ class Pages:
         return len(self.block_ids)
 
 
-Blocks = Union[Pages, Sequence[Buffer], Sequence[Sequence[Buffer]]]
+Blocks: TypeAlias = Pages | Sequence[Buffer] | Sequence[Sequence[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
 class NativeBuffers:
     """The packed form that the native core reads; `held` keeps the memory alive during the call."""
 
-    base: bytes
-    stride: bytes
-    bytes: bytes
-    ids: bytes
+    base: Packed
+    stride: Packed
+    bytes: Packed
+    ids: Packed
     pieces: int
     held: object
 
@@ -85,16 +93,25 @@ def _address(buffer: Buffer, writable: bool, where: str) -> tuple[int, int, obje
         view = memoryview(buffer)
     except TypeError:
         if not hasattr(buffer, "__dlpack__"):
-            raise BufferShapeError(f"{where}: {type(buffer).__name__} is neither a buffer nor DLPack; give bytes, an array or a CPU tensor") from None
+            raise BufferShapeError(
+                f"{where}: {type(buffer).__name__} is neither a buffer nor DLPack; "
+                "give bytes, an array or a CPU tensor"
+            ) from None
         try:
             address, size = _native.dlpack_address(buffer)
         except TypeError:
-            raise BufferShapeError(f"{where}: the tensor is not contiguous in host memory; give a contiguous CPU tensor") from None
+            raise BufferShapeError(
+                f"{where}: the tensor is not contiguous in host memory; give a contiguous CPU tensor"
+            ) from None
         return address, size, buffer
     if not view.c_contiguous:
-        raise BufferShapeError(f"{where}: the buffer is not contiguous; give a contiguous one or a list of pieces")
+        raise BufferShapeError(
+            f"{where}: the buffer is not contiguous; give a contiguous one or a list of pieces"
+        )
     if writable and view.readonly:
-        raise BufferShapeError(f"{where}: the buffer is read-only; a load needs one that can be written, such as bytearray")
+        raise BufferShapeError(
+            f"{where}: the buffer is read-only; a load needs one that can be written, such as bytearray"
+        )
     return _native.buffer_address(view), view.nbytes, view
 
 
@@ -108,11 +125,16 @@ def to_native(blocks: Blocks, count: int, block_bytes: int, *, writable: bool) -
     if isinstance(blocks, Pages):
         layout = blocks.layout
         if layout.block_bytes != block_bytes:
-            raise BufferShapeError(f"pages of {layout.block_bytes} bytes a block, the namespace's blocks have {block_bytes} bytes")
+            raise BufferShapeError(
+                f"pages of {layout.block_bytes} bytes a block, "
+                f"the namespace's blocks have {block_bytes} bytes"
+            )
         ids = array("q", blocks.block_ids)
         if ids and (min(ids) < 0 or (layout.block_count is not None and max(ids) >= layout.block_count)):
             wrong = min(ids) if min(ids) < 0 else max(ids)
-            have = "0 or more" if layout.block_count is None else f"one of the {layout.block_count} blocks that the layout has"
+            have = "0 or more"
+            if layout.block_count is not None:
+                have = f"one of the {layout.block_count} blocks that the layout has"
             raise BufferShapeError(f"block id {wrong} is not in the pages; expected {have}")
         return NativeBuffers(layout.base, layout.stride, layout.bytes, ids.tobytes(), layout.pieces, layout)
     pieces = 1
@@ -122,7 +144,9 @@ def to_native(blocks: Blocks, count: int, block_bytes: int, *, writable: bool) -
         if i == 0:
             pieces = len(parts)
         if len(parts) != pieces or not parts:
-            raise BufferShapeError(f"block {i} has {len(parts)} pieces, block 0 has {pieces}; all blocks need the same number")
+            raise BufferShapeError(
+                f"block {i} has {len(parts)} pieces, block 0 has {pieces}; all blocks need the same number"
+            )
         total = 0
         for part in parts:
             address, size, hold = _address(part, writable, f"block {i}")
@@ -131,5 +155,7 @@ def to_native(blocks: Blocks, count: int, block_bytes: int, *, writable: bool) -
             held.append(hold)
             total += size
         if total != block_bytes:
-            raise BufferShapeError(f"block {i} has {total} bytes, the namespace's blocks have {block_bytes} bytes")
+            raise BufferShapeError(
+                f"block {i} has {total} bytes, the namespace's blocks have {block_bytes} bytes"
+            )
     return NativeBuffers(base.tobytes(), b"", sizes.tobytes(), b"", pieces, held)

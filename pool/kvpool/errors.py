@@ -1,16 +1,16 @@
 """The tree of errors that kvpool raises. A miss is never an error: see `kvpool.outcomes`.
 
-    KvpoolError
-    |- ManifestError         a KVPool manifest that cannot be used; nothing was changed
-    |- RegionError           a region that cannot be used as asked
-    |  |- FormatVersionError     written by another version of the region format
-    |  |- SuperblockError        no valid superblock: not a region, or both copies are damaged
-    |  |- GeometryError          sizes that do not fit each other or the region that exists
-    |  |- RegionBusyError        somebody is using it, or all participant entries are taken
-    |  |- FencedError            another host owns this shard now
-    |- MediumUnavailable     missing, no permission, read-only, too small, or no space left
-    |- BufferShapeError      a caller's buffer has the wrong size, is read-only or not contiguous
-    |- NamespaceError        a namespace or block hash that cannot be used
+KvpoolError
+|- ManifestError         a KVPool manifest that cannot be used; nothing was changed
+|- RegionError           a region that cannot be used as asked
+|  |- FormatVersionError     written by another version of the region format
+|  |- SuperblockError        no valid superblock: not a region, or both copies are damaged
+|  |- GeometryError          sizes that do not fit each other or the region that exists
+|  |- RegionBusyError        somebody is using it, or all participant entries are taken
+|  |- FencedError            another host owns this shard now
+|- MediumUnavailable     missing, no permission, read-only, too small, or no space left
+|- BufferShapeError      a caller's buffer has the wrong size, is read-only or not contiguous
+|- NamespaceError        a namespace or block hash that cannot be used
 """
 
 from __future__ import annotations

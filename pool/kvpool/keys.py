@@ -20,9 +20,10 @@ _FORMAT = "kvpool namespace, version 1"
 class Namespace:
     """Everything that must be equal for two blocks to be interchangeable. Its digest is part of every key.
 
-    `block_bytes` is the size of one block of one rank, all layers of the cache group together. `weights` is a fingerprint of the weights, not
-    their name. `hash_scheme` names the engine's block hash with its seed: equal tokens must give equal hashes in every process that shares the
-    namespace. `tenant` keeps tenants apart; it is in the digest but never in `describe()`.
+    `block_bytes` is the size of one block of one rank, all layers of the cache group together. `weights` is a
+    fingerprint of the weights, not their name. `hash_scheme` names the engine's block hash with its seed:
+    equal tokens must give equal hashes in every process that shares the namespace. `tenant` keeps tenants
+    apart; it is in the digest but never in `describe()`.
     """
 
     model: str
@@ -47,7 +48,8 @@ class Namespace:
         for rank, size in (("tp_rank", "tp_size"), ("pp_rank", "pp_size")):
             if not 0 <= getattr(self, rank) < getattr(self, size):
                 raise NamespaceError(
-                    f"namespace: {rank} {getattr(self, rank)} is not in 0..{getattr(self, size) - 1} ({size} {getattr(self, size)})"
+                    f"namespace: {rank} {getattr(self, rank)} is not in 0..{getattr(self, size) - 1} "
+                    f"({size} {getattr(self, size)})"
                 )
 
     def describe(self) -> dict[str, str | int]:
@@ -89,17 +91,20 @@ class KeyBatch:
     def from_hashes(cls, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> KeyBatch:
         """Keys of the engine's block hashes: 32 bytes each, as a sequence or packed.
 
-        Raises: NamespaceError for a hash that is not 32 bytes long. A shorter hash is never padded: it could collide.
+        Raises: NamespaceError for a hash that is not 32 bytes long: a shorter one, padded, could collide.
         """
         if not isinstance(hashes, (bytes, bytearray, memoryview)):
             for i, h in enumerate(hashes):
                 if len(h) != HASH_BYTES:
                     raise NamespaceError(
-                        f"block hash {i} has {len(h)} bytes, expected {HASH_BYTES}. Set the engine's hash algorithm to a SHA-256 one."
+                        f"block hash {i} has {len(h)} bytes, expected {HASH_BYTES}. "
+                        "Set the engine's hash algorithm to a SHA-256 one."
                     )
             hashes = b"".join(hashes)
         if len(hashes) % HASH_BYTES:
-            raise NamespaceError(f"packed block hashes: {len(hashes)} bytes are not a whole number of {HASH_BYTES}-byte hashes")
+            raise NamespaceError(
+                f"packed block hashes: {len(hashes)} bytes are not a whole number of {HASH_BYTES}-byte hashes"
+            )
         return cls(namespace, _native.make_keys(namespace.digest, bytes(hashes)))
 
     def __len__(self) -> int:

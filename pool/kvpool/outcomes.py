@@ -28,7 +28,7 @@ class MissReason(str, Enum):
         return self.value
 
 
-# Outcome codes of the native core (layout.h, enum Outcome): 0 and 1 are successes, the others index this table.
+# Outcome codes of the native core (layout.h, enum Outcome): 0 and 1 are successes, the others index a table.
 HIT = 0
 STORED = 0
 PRESENT = 1
@@ -52,7 +52,7 @@ CODE_BY_REASON: dict[MissReason, int] = {r: i for i, r in enumerate(REASON_BY_CO
 
 
 class Reasons(Sequence["MissReason | None"]):
-    """The outcome codes of a batch, seen as reasons; None is a success. No object is made until it is asked for."""
+    """The outcome codes of a batch, seen as reasons; None is a success. Objects are made when asked for."""
 
     __slots__ = ("_codes",)
 
@@ -66,7 +66,7 @@ class Reasons(Sequence["MissReason | None"]):
     def __getitem__(self, index: int) -> MissReason | None: ...
     @overload
     def __getitem__(self, index: slice) -> Reasons: ...
-    def __getitem__(self, index: int | slice) -> MissReason | None | Reasons:
+    def __getitem__(self, index: int | slice) -> MissReason | Reasons | None:
         if isinstance(index, slice):
             return Reasons(self._codes[index])
         return REASON_BY_CODE[self._codes[index]]

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 _NEVER_STORED = CODE_BY_REASON[MissReason.NEVER_STORED]
 _WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
 _MAPPED = ("DRAM", "CXL")
-_NAMESPACES_FRESH_S = 5.0  # how long an answer to "is this namespace known?" is good: it only names the reason of a miss
+# How long an answer to "is this namespace known?" is good: it only names the reason of a miss.
+_NAMESPACES_FRESH_S = 5.0
 
 
 class Pool:
@@ -46,7 +47,9 @@ class Pool:
 
     def __init__(self, tiers: Sequence[Tier], name: str = "") -> None:
         if not tiers:
-            raise KvpoolError(f"pool {name}: no tier can be opened here; it needs at least one DRAM or CXL tier")
+            raise KvpoolError(
+                f"pool {name}: no tier can be opened here; it needs at least one DRAM or CXL tier"
+            )
         self.name = name
         self.tiers: tuple[Tier, ...] = tuple(tiers)
         self._strangers: dict[bytes, tuple[float, bool]] = {}
@@ -55,8 +58,8 @@ class Pool:
     def open(cls, target: str | Path | PoolSpec, *, host: int | None = None, role: Role = "engine") -> Pool:
         """Attaches to the tiers of a pool that `kvpool up` or the operator has provisioned.
 
-        `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this process's host (shard of shared tiers), by
-        default KVPOOL_HOST or 0.
+        `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this
+        process's host (shard of shared tiers), by default KVPOOL_HOST or 0.
 
         Raises: ManifestError, MediumUnavailable (a tier that is not optional cannot be opened), RegionError.
         """
@@ -64,7 +67,8 @@ class Pool:
         host = default_host() if host is None else host
         if not 0 <= host < spec.hosts:
             raise KvpoolError(
-                f"pool {spec.name}: host {host} does not exist; the manifest has spec.hosts: {spec.hosts}. Set KVPOOL_HOST to 0..{spec.hosts - 1}."
+                f"pool {spec.name}: host {host} does not exist; the manifest has spec.hosts: {spec.hosts}. "
+                f"Set KVPOOL_HOST to 0..{spec.hosts - 1}."
             )
         tiers: list[Tier] = []
         try:
@@ -94,11 +98,13 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def lookup(self, keys: KeyBatch, *, count: bool = False) -> LookupResult:
-        """Which of `keys` are in any tier. Result: one reason a key, None = found. No side effects unless `count`.
+        """Which of `keys` are in any tier; one reason a key, None = found. No side effects unless `count`.
 
         A hit is no promise: the block may be evicted before it is loaded, which is then a miss.
         """
@@ -117,8 +123,9 @@ class Pool:
     def load(self, keys: KeyBatch, out: Blocks, *, count: bool = True) -> LoadResult:
         """Copy the payloads of `keys` into `out`, each one verified.
 
-        Shapes:  n keys, len(out) == n; each block writable and exactly namespace.block_bytes, as one buffer, a list of pieces, or `Pages`.
-        Result:  reasons[i] is None on a hit; on a miss out[i] holds garbage and must not be used. Units: bytes.
+        Shapes:  n keys, len(out) == n; each block writable and exactly namespace.block_bytes, as one buffer,
+                 a list of pieces, or `Pages`.
+        Result:  reasons[i] is None on a hit; on a miss out[i] holds garbage and must not be used.
         Threads: any; the GIL is released while copying; two running calls must not share a buffer.
         Raises:  BufferShapeError, before anything is copied. Never for a miss, a full tier or a dead tier.
         Source:  DESIGN 4.4; PROTOCOL 2.
@@ -137,18 +144,19 @@ class Pool:
         codes = self._name_strangers(keys, codes)
         if count:
             self.tiers[0].record(len(codes) - sum(served[1:]), served[0], _reasons(codes))
-            for tier, hits in zip(self.tiers[1:], served[1:]):
+            for tier, hits in zip(self.tiers[1:], served[1:], strict=False):
                 if hits:
                     tier.record(hits, hits)
         return LoadResult(codes, loaded)
 
     def store(self, keys: KeyBatch, blocks: Blocks) -> StoreResult:
-        """Store the blocks that are not there yet, in every tier: the upper ones serve fast, the shared ones serve other hosts.
+        """Store the blocks that are not there yet, in every tier: upper ones are fast, others see the shared.
 
         Shapes:  as `load`, but read-only buffers will do.
-        Result:  a block is stored (None), present before (None, counted in present_count), or declined with a reason. A full tier evicts.
+        Result:  a block is stored (None), present before (None, counted in present_count), or declined with a
+                 reason. A full tier evicts.
         Threads: any; the GIL is released while copying.
-        Raises:  BufferShapeError, before anything is copied; NamespaceError when a block is larger than an extent.
+        Raises:  BufferShapeError, before anything is copied; NamespaceError: a block larger than an extent.
         Source:  DESIGN 4.3; PROTOCOL 1.
         """
         to_native(blocks, len(keys), keys.namespace.block_bytes, writable=False)  # all tiers or none
@@ -158,7 +166,7 @@ class Pool:
         return StoreResult(codes)
 
     def record_misses(self, reason: MissReason, count: int) -> None:
-        """Counts blocks that the caller did not load, so that the hit rate is over all blocks that could have been served."""
+        """Counts blocks that the caller did not load: the hit rate is over all that could be served."""
         if count > 0:
             self.tiers[0].record(count, 0, {reason: count})
 
@@ -170,7 +178,7 @@ class Pool:
         return total
 
     def _name_strangers(self, keys: KeyBatch, codes: bytes) -> bytes:
-        """Says wrong-namespace instead of never-stored where the pool knows the model, but not with this namespace."""
+        """Says wrong-namespace, not never-stored, where the pool knows the model but not this namespace."""
         if _NEVER_STORED in codes and self._is_stranger(keys):
             return codes.replace(bytes([_NEVER_STORED]), bytes([_WRONG_NAMESPACE]))
         return codes
@@ -184,7 +192,9 @@ class Pool:
             known = {d: n for tier in self.tiers for d, n in tier.known_namespaces().items()}
         except KvpoolError:  # a tier that fails gives its own reason to its blocks
             known = {}
-        stranger = digest.hex() not in known and any(n.get("model") == keys.namespace.model for n in known.values())
+        stranger = digest.hex() not in known and any(
+            n.get("model") == keys.namespace.model for n in known.values()
+        )
         self._strangers[digest] = (now, stranger)
         return stranger
 
@@ -197,8 +207,8 @@ def _spec_of(target: str | Path) -> PoolSpec:
     if not kept.is_file():
         running = ", ".join(pool_names()) or "none"
         raise MediumUnavailable(
-            f"pool {target}: no pool of this name on this machine (there are: {running}). Start it with 'kvpool up -f pool.yaml', or give the path of "
-            "its manifest."
+            f"pool {target}: no pool of this name on this machine (there are: {running}). "
+            "Start it with 'kvpool up -f pool.yaml', or give the path of its manifest."
         )
     return PoolSpec.from_file(kept)
 
@@ -210,9 +220,9 @@ def _select(blocks: Blocks, indices: Sequence[int]) -> Blocks:
 
 
 def _merge(codes: bytes, missing: Sequence[int], later: bytes) -> bytes:
-    """What a later tier says of the missing ones; "never stored" there does not hide a better reason from above."""
+    """What a later tier says of the missing ones; its "never stored" hides no better reason from above."""
     merged = bytearray(codes)
-    for i, code in zip(missing, later):
+    for i, code in zip(missing, later, strict=True):
         if code != _NEVER_STORED:
             merged[i] = code
     return bytes(merged)

@@ -1,4 +1,4 @@
-"""A region: the formatted bytes of one tier, found, formatted and attached (DESIGN 4). Only this module and `keys`, `buffers` know the native core."""
+"""A region: the formatted bytes of one tier, found, formatted and attached (DESIGN 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -19,6 +18,10 @@ from typing import Literal
 from kvpool import _native
 from kvpool.buffers import Blocks, to_native
 from kvpool.errors import FencedError, GeometryError, KvpoolError, MediumUnavailable, RegionBusyError
+from kvpool.geometry import BYTES_MAX, COUNT_MAX, region_info
+from kvpool.geometry import Coherence as Coherence
+from kvpool.geometry import Geometry as Geometry
+from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
 from kvpool.outcomes import REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
 from kvpool.paths import runtime_dir
@@ -36,116 +39,20 @@ from kvpool.report import (
 )
 
 Role = Literal["engine", "daemon", "tool"]
-Coherence = Literal["hardware", "software"]
 Progress = Callable[[int, int], None]
 
 _ROLES: dict[str, int] = {"engine": 1, "daemon": 2, "tool": 3}
 _ROLE_NAMES = {v: k for k, v in _ROLES.items()}
 _SLOT_STATES = ("free", "writing", "stored", "lent")
-_ALLOCATE_STEP_BYTES = 64 << 20  # small enough that progress is seen, large enough that the calls do not count
+# Small enough that progress is seen, large enough that the calls do not count.
+_ALLOCATE_STEP_BYTES = 64 << 20
 _HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
-_BYTES_MAX, _COUNT_MAX = 2**63 - 1, 2**32 - 1  # what the native core can be asked; what makes sense it says itself
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
 FORMAT_VERSION: int = _native.FORMAT_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What a region is formatted for. Sizes in bytes; `hosts` shards of equal size, one a host.
-
-    `extent_bytes` None: a 64th of a shard. `align_bytes` None: what the medium needs. Blocks smaller than `min_block_bytes` waste the rest.
-    """
-
-    capacity_bytes: int
-    hosts: int = 1
-    extent_bytes: int | None = None
-    min_block_bytes: int = 16384
-    participants: int = 64
-    namespaces: int = 256
-    align_bytes: int | None = None
-    coherence: Coherence = "hardware"
-
-    def _arguments(self, path: str | None) -> dict[str, int | bool]:
-        for name in ("capacity_bytes", "min_block_bytes", "extent_bytes", "align_bytes", "hosts", "participants", "namespaces"):
-            value, most = getattr(self, name), _BYTES_MAX if name.endswith("_bytes") else _COUNT_MAX
-            if value is not None and not 0 <= value <= most:
-                raise GeometryError(f"{name}: {value}; it must be 0 to {most}")
-        if self.coherence not in ("hardware", "software"):
-            raise GeometryError(f"coherence: {self.coherence!r}; it must be hardware or software")
-        return {
-            "region_bytes": self.capacity_bytes,
-            "hosts": self.hosts,
-            "slot_bytes_min": self.min_block_bytes,
-            "extent_bytes": self.extent_bytes or 0,
-            "participants": self.participants,
-            "namespaces": self.namespaces,
-            "align_bytes": self.align_bytes or (medium_align(path) if path is not None else 4096),
-            "hardware_coherent": self.coherence == "hardware",
-        }
-
-    def plan(self, path: str | Path | None = None) -> dict[str, int | str]:
-        """The sizes that a region of this geometry would have at `path` (None: in a file). Raises GeometryError when they do not fit."""
-        plan: dict[str, int | str] = _native.plan(**self._arguments(None if path is None else os.fspath(path)))
-        return plan
-
-
-@dataclass(frozen=True, slots=True)
-class RegionInfo:
-    """What a region's superblock says."""
-
-    path: str
-    uuid: str
-    format_version: int
-    capacity_bytes: int
-    hosts: int
-    coherence: str
-    min_block_bytes: int
-    extent_bytes: int
-    extents: int
-    slots_per_extent: int
-    align_bytes: int
-    participants: int
-    namespaces: int
-    superblock_copies_ok: int
-    created_unix_s: int
-
-
-def _info(path: str, d: dict[str, int | str]) -> RegionInfo:
-    n = {k: v for k, v in d.items() if isinstance(v, int)}
-    return RegionInfo(
-        path=path,
-        uuid=str(d["uuid"]),
-        format_version=n["format_version"],
-        capacity_bytes=n["region_bytes"],
-        hosts=n["host_count"],
-        coherence=str(d["coherence"]),
-        min_block_bytes=n["slot_bytes_min"],
-        extent_bytes=n["extent_payload_bytes"],
-        extents=n["extent_count"],
-        slots_per_extent=n["slots_per_extent"],
-        align_bytes=n["align_bytes"],
-        participants=n["participant_count"],
-        namespaces=n["namespace_count"],
-        superblock_copies_ok=n["superblock_copies_right"],
-        created_unix_s=n["created_unix_s"],
-    )
-
-
-def medium_align(path: str) -> int:
-    """The alignment in bytes that mappings of this medium need: 4 KiB for files, more for huge pages and DAX devices."""
-    try:
-        st = os.stat(path)
-        if stat.S_ISCHR(st.st_mode):
-            dax = Path(f"/sys/dev/char/{os.major(st.st_rdev)}:{os.minor(st.st_rdev)}/align")
-            return int(dax.read_text()) if dax.exists() else 2 << 20
-        return max(4096, os.statvfs(path).f_bsize) if stat.S_ISREG(st.st_mode) else 4096
-    except OSError:
-        parent = os.path.dirname(path) or "."
-        return max(4096, os.statvfs(parent).f_bsize) if os.path.isdir(parent) else 4096
-
-
 def default_lock_path(path: str | Path) -> str:
-    """The node-local file whose locks say which participants live: the region's own file, or one in the runtime directory for a device."""
+    """The node-local file whose locks say which participants live: its own; for a device, another."""
     path = os.path.realpath(path)
     if not os.path.exists(path) or not stat.S_ISCHR(os.stat(path).st_mode):
         return path
@@ -178,7 +85,10 @@ def _os_error(path: str, e: OSError, doing: str) -> MediumUnavailable:
         errno.ENOENT: "Create the folder first, or correct the path.",
         errno.EFBIG: "The filesystem or a limit (ulimit -f) does not allow files of this size.",
     }
-    return MediumUnavailable(f"region {path}: cannot {doing}: {e.strerror}. Nothing was changed. {hints.get(e.errno or 0, 'Check the medium.')}")
+    return MediumUnavailable(
+        f"region {path}: cannot {doing}: {e.strerror}. Nothing was changed. "
+        f"{hints.get(e.errno or 0, 'Check the medium.')}"
+    )
 
 
 def _allocate(path: str, capacity_bytes: int, preallocate: bool, progress: Progress | None) -> None:
@@ -206,17 +116,18 @@ def _allocate(path: str, capacity_bytes: int, preallocate: bool, progress: Progr
 class Region:
     """One process's attachment to a region, as a participant of one host.
 
-    Threads: all methods may be called from any thread; calls that copy or wait release the GIL. A child process after fork must attach for itself.
+    Threads: all methods may be called from any thread; calls that copy or wait release the GIL. A child
+             process after fork must attach for itself.
     """
 
     def __init__(self, native: _native.Region, path: str) -> None:
         self._native = native
         self.path = path
-        self.info = _info(path, native.superblock())
+        self.info = region_info(path, native.superblock())
         self._namespaces: dict[bytes, int] = {}
         self._finalizer = weakref.finalize(self, native.close)
 
-    # -- making and finding ---------------------------------------------------------------------------------------------------------
+    # -- making and finding ------------------------------------------------------------------------------
 
     @staticmethod
     def format(
@@ -229,31 +140,39 @@ class Region:
     ) -> RegionInfo:
         """Makes an empty region. A file is created, or replaced with `force`; a device keeps its size.
 
-        Raises: RegionBusyError when there is a region already (without `force`) or somebody uses it, GeometryError, MediumUnavailable. Nothing
-        is changed then. `progress(done_bytes, total_bytes)` is called while memory is allocated.
+        Raises: RegionBusyError when there is a region already (without `force`) or somebody uses it,
+        GeometryError, MediumUnavailable. Nothing is changed then.
+        `progress(done_bytes, total_bytes)` is called while memory is allocated.
         """
         path = os.fspath(path)
-        arguments = geometry._arguments(path)
+        arguments = geometry.arguments(path)
         _native.plan(**arguments)  # sizes first: a wrong one must not leave a file behind
         zeroed = False
         if os.path.exists(path):
             mode = os.stat(path).st_mode
             if not stat.S_ISDIR(mode):
+                # Asked by trying: only that tells a read-only filesystem from a missing permission.
                 try:
                     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-                except OSError as e:  # asked by trying: only that tells a read-only filesystem from a missing permission
+                except OSError as e:
                     raise _os_error(path, e, "be opened") from e
             if _native.looks_formatted(path) and not force:
-                raise RegionBusyError(f"region {path}: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.")
+                raise RegionBusyError(
+                    f"region {path}: there is a kvpool region already. Nothing was changed. "
+                    f"Erase it with 'kvpool format {path} --capacity SIZE --force'."
+                )
             if stat.S_ISREG(mode):
                 size = os.path.getsize(path)
                 if size and not force:
                     raise RegionBusyError(
-                        f"region {path}: the file exists and is not a kvpool region ({size} bytes). Nothing was changed. "
-                        "Choose another path, or overwrite it with 'kvpool format --force'."
+                        f"region {path}: the file exists and is not a kvpool region ({size} bytes). "
+                        "Nothing was changed. Choose another path, or overwrite it with "
+                        f"'kvpool format {path} --capacity SIZE --force'."
                     )
                 _native.ensure_unused(path, default_lock_path(path))
-                Region._require_space(path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512)
+                Region._require_space(
+                    path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512
+                )
                 try:
                     os.unlink(path)
                 except OSError as e:
@@ -263,7 +182,9 @@ class Region:
             _allocate(path, geometry.capacity_bytes, preallocate, progress)
             zeroed = True
         try:
-            _native.format(path=path, lock_path=default_lock_path(path), force=force, zeroed=zeroed, **arguments)
+            _native.format(
+                path=path, lock_path=default_lock_path(path), force=force, zeroed=zeroed, **arguments
+            )
         except BaseException:
             if zeroed:
                 os.unlink(path)
@@ -279,22 +200,28 @@ class Region:
         except OSError as e:
             raise _os_error(path, e, "be created") from e
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY and capacity_bytes > limit:  # found out now, and not when an old file is gone
-            raise _os_error(path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"get {capacity_bytes} bytes")
+        # Found out now, and not when an old file is gone.
+        if limit != resource.RLIM_INFINITY and capacity_bytes > limit:
+            raise _os_error(
+                path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"get {capacity_bytes} bytes"
+            )
         if fs.f_blocks == 0:
             return  # hugetlbfs without a limit of its own says 0; allocating finds out
         free = fs.f_bavail * fs.f_frsize + reuse
         if need_bytes > free:
             raise MediumUnavailable(
-                f"region {path}: no space left: {need_bytes} bytes are needed and {free} are free in {parent}. Nothing was changed. "
-                "Free space there, or lower the tier's capacity."
+                f"region {path}: no space left: {need_bytes} bytes are needed and {free} are free in "
+                f"{parent}. Nothing was changed. Free space there, or lower the tier's capacity."
             )
 
     @staticmethod
     def inspect(path: str | Path) -> RegionInfo:
-        """What the superblock says. Changes nothing. Raises SuperblockError, FormatVersionError, GeometryError, MediumUnavailable."""
+        """What the superblock says. Changes nothing.
+
+        Raises: SuperblockError, FormatVersionError, GeometryError, MediumUnavailable.
+        """
         path = os.fspath(path)
-        return _info(path, _native.inspect(path))
+        return region_info(path, _native.inspect(path))
 
     @classmethod
     def attach(
@@ -306,17 +233,24 @@ class Region:
         node_name: str | None = None,
         lock_path: str | Path | None = None,
     ) -> Region:
-        """Joins as a participant of `host`: cleans up after processes of this host that died, then lookup, load and store work.
+        """Joins as a participant of `host`: cleans up after its processes that died; then all calls work.
 
-        A shard that was last used in another boot of the machine is refused (FencedError); the daemon takes it over instead (PROTOCOL 5).
+        A shard that was last used in another boot of the machine is refused (FencedError); the daemon takes
+        it over instead (PROTOCOL 5).
 
-        Raises: MediumUnavailable, SuperblockError, FormatVersionError, GeometryError (no such host), RegionBusyError (all entries taken).
+        Raises: MediumUnavailable, SuperblockError, FormatVersionError, GeometryError (no such host),
+        RegionBusyError (all entries taken).
         """
         path = os.fspath(path)
         if role not in _ROLES:
-            raise KvpoolError(f"region {path}: role {role!r} does not exist; expected one of {', '.join(_ROLES)}")
-        if not 0 <= host <= _COUNT_MAX:
-            raise GeometryError(f"region {path}: host {host} does not exist; hosts count from 0. Give the number of this machine's shard.")
+            raise KvpoolError(
+                f"region {path}: role {role!r} does not exist; expected one of {', '.join(_ROLES)}"
+            )
+        if not 0 <= host <= COUNT_MAX:
+            raise GeometryError(
+                f"region {path}: host {host} does not exist; hosts count from 0. "
+                "Give the number of this machine's shard."
+            )
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
         node = node_name or os.environ.get("KVPOOL_NODE_NAME") or socket.gethostname()
         take_over = role == "daemon"
@@ -326,7 +260,7 @@ class Region:
 
     @classmethod
     def open_read_only(cls, path: str | Path, *, lock_path: str | Path | None = None) -> Region:
-        """Opens to look only: no participant entry is taken and nothing is written. For status, fsck, dump."""
+        """Opens to look only: no participant entry is taken, nothing is written. For status, fsck, dump."""
         path = os.fspath(path)
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
         return cls(_native.Region(path, 0, _ROLES["tool"], True, False, lock, "", b""), path)
@@ -338,7 +272,9 @@ class Region:
     def __enter__(self) -> Region:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -350,24 +286,28 @@ class Region:
         """The size of the whole region, directory included."""
         return self.info.capacity_bytes
 
-    # -- blocks -------------------------------------------------------------------------------------------------------------------
+    # -- blocks ------------------------------------------------------------------------------------------
 
     def lookup(self, keys: KeyBatch) -> LookupResult:
         """Which keys are stored, on any host. No side effects; counts nothing."""
         return LookupResult(self._native.lookup(keys.packed))
 
     def load(self, keys: KeyBatch, out: Blocks) -> LoadResult:
-        """Copies the payloads of `keys` into `out`, each one verified against its checksum. See `Pool.load`."""
-        b = to_native(out, len(keys), keys.namespace.block_bytes, writable=True)
-        return LoadResult(*self._native.load(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, keys.namespace.block_bytes))
+        """Copies the payloads of `keys` into `out`, each one verified by its checksum. See `Pool.load`."""
+        size = keys.namespace.block_bytes
+        b = to_native(out, len(keys), size, writable=True)
+        return LoadResult(*self._native.load(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, size))
 
     def store(self, keys: KeyBatch, blocks: Blocks) -> StoreResult:
         """Stores the blocks that are not there yet. See `Pool.store`."""
-        b = to_native(blocks, len(keys), keys.namespace.block_bytes, writable=False)
+        size = keys.namespace.block_bytes
+        b = to_native(blocks, len(keys), size, writable=False)
         code, index = self._namespace_index(keys.namespace)
         if code:
             return StoreResult(bytes([code]) * len(keys))
-        return StoreResult(self._native.store(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, keys.namespace.block_bytes, index))
+        return StoreResult(
+            self._native.store(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, size, index)
+        )
 
     def _namespace_index(self, namespace: Namespace) -> tuple[int, int]:
         index = self._namespaces.get(namespace.digest)
@@ -380,11 +320,11 @@ class Region:
         return code, index
 
     def record(self, lookups: int, hits: int, misses: dict[MissReason, int] | None = None) -> None:
-        """Adds to this participant's counters: what became of `lookups` keys. lookups == hits + the sum of the misses."""
+        """Adds to this participant's counters what became of `lookups` keys: hits + the sum of the misses."""
         by_code = [(misses or {}).get(r, 0) if r is not None else 0 for r in REASON_BY_CODE]
         self._native.record(lookups, hits, by_code)
 
-    # -- truth --------------------------------------------------------------------------------------------------------------------
+    # -- truth -------------------------------------------------------------------------------------------
 
     def counters(self) -> Counters:
         """Totals over all participants of all hosts since the region was formatted."""
@@ -438,7 +378,10 @@ class Region:
             extents_free=sum(h.extents_free for h in rows),
             hosts=rows,
             namespaces=[
-                NamespaceUsage(n["digest"], _description(n["description"]), n["block_bytes"], n["blocks"], n["bytes"]) for n in namespaces
+                NamespaceUsage(
+                    n["digest"], _description(n["description"]), n["block_bytes"], n["blocks"], n["bytes"]
+                )
+                for n in namespaces
             ],
         )
 
@@ -447,12 +390,15 @@ class Region:
         return self.usage().namespaces
 
     def known_namespaces(self) -> dict[str, dict[str, object]]:
-        """Digest (hex) and description of the namespaces that the region knows, without counting their blocks."""
+        """Digest (hex) and description of the namespaces that the region knows; no blocks are counted."""
         _, namespaces = self._native.usage(count_slots=False)
         return {n["digest"]: _description(n["description"]) for n in namespaces}
 
     def participants(self) -> list[ParticipantInfo]:
-        """Processes that are attached, and dead ones that nobody reaped yet. Liveness of other hosts' processes is only known there."""
+        """Processes that are attached, and dead ones that nobody reaped yet.
+
+        Whether a process of another host lives is only known there.
+        """
         return [
             ParticipantInfo(host, index, _ROLE_NAMES.get(role, str(role)), pid, generation, alive)
             for host, index, role, pid, generation, alive in self._native.participants()
@@ -464,8 +410,8 @@ class Region:
             start = 0
             while True:
                 rows, start = self._native.slots(host, start, 4096)
-                for h, extent, slot, state, count, participant, generation, key, length, ns, flags, header_ok, age in rows:
-                    yield SlotInfo(h, extent, slot, _SLOT_STATES[state], count, participant, generation, key, length, ns, flags, header_ok, age)
+                for h, extent, slot, state, *rest in rows:
+                    yield SlotInfo(h, extent, slot, _SLOT_STATES[state], *rest)
                 if start == 0:
                     break
 
@@ -480,21 +426,30 @@ class Region:
         with Region.open_read_only(path) as region:
             return region.check()
 
-    # -- upkeep (the daemon's) ------------------------------------------------------------------------------------------------------
+    # -- upkeep (the daemon's) ---------------------------------------------------------------------------
 
     def evict(self, used_fraction: float, blocks_max: int) -> int:
-        """Evicts this host's oldest blocks until at most `used_fraction` (0..1) of its shard is used, or `blocks_max` are gone."""
+        """Evicts this host's oldest blocks until at most `used_fraction` (0..1) of its shard is used.
+
+        Stops earlier when `blocks_max` are gone.
+        """
         if not 0 <= used_fraction <= 1 or blocks_max < 0:
-            raise KvpoolError(f"evict down to {used_fraction}, at most {blocks_max} blocks: expected a fraction 0 to 1, and 0 or more blocks")
-        return self._native.evict(used_fraction, min(blocks_max, _BYTES_MAX))
+            raise KvpoolError(
+                f"evict down to {used_fraction}, at most {blocks_max} blocks: "
+                "expected a fraction 0 to 1, and 0 or more blocks"
+            )
+        return self._native.evict(used_fraction, min(blocks_max, BYTES_MAX))
 
     def reap(self) -> ReapReport:
         """Cleans up after processes of this host that died without saying goodbye."""
         return ReapReport(*self._native.reap())
 
     def heartbeat(self) -> None:
-        """Says that this host lives. Also tells a new owner when this host lost its shard to it, and puts an adopted shard in order (PROTOCOL 5,
-        audit) once its old owner has said so."""
+        """Says that this host lives.
+
+        Also tells a new owner when this host lost its shard to it, and puts an adopted shard in order
+        (PROTOCOL 5, audit) once its old owner has said so.
+        """
         self._native.heartbeat()
         self._native.acknowledge_lost()
         self._native.audit_adopted()
@@ -503,22 +458,30 @@ class Region:
         """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged."""
         if start < 0 or (limit is not None and limit < 0):
             raise KvpoolError(f"scrub from slot {start}, at most {limit} blocks: expected 0 or more")
-        return ScrubReport(*self._native.scrub(start, _BYTES_MAX if limit is None else limit))
+        return ScrubReport(*self._native.scrub(start, BYTES_MAX if limit is None else limit))
 
     def adopt(self, host: int, epoch: int) -> AdoptReport:
-        """Takes over the shard of `host`, whose processes are gone; `epoch` comes from the one arbiter (PROTOCOL 5).
+        """Takes over the shard of `host`, whose processes are gone (PROTOCOL 5).
+
+        `epoch` comes from the one arbiter.
 
         Raises: FencedError when the epoch is not higher than every claim so far.
         """
         if not 0 <= host < self.info.hosts:
-            raise GeometryError(f"region {self.path}: host {host} does not exist; it was formatted for {self.info.hosts} host(s)")
-        if not 0 < epoch <= _BYTES_MAX:
-            raise FencedError(f"region {self.path}: epoch {epoch} cannot be; the arbiter gives numbers from 1, each higher than the last")
+            raise GeometryError(
+                f"region {self.path}: host {host} does not exist; "
+                f"it was formatted for {self.info.hosts} host(s)"
+            )
+        if not 0 < epoch <= BYTES_MAX:
+            raise FencedError(
+                f"region {self.path}: epoch {epoch} cannot be; "
+                "the arbiter gives numbers from 1, each higher than the last"
+            )
         return AdoptReport(*self._native.adopt(host, epoch))
 
 
 def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
-    """Two machines with one host number would both write its shard. The other one's daemon gives itself away by its heartbeat."""
+    """Two machines with one host number would both write its shard: the other's heartbeat gives it away."""
     with Region.open_read_only(path, lock_path=lock) as region:
         if host >= region.info.hosts:
             return  # attaching says what is wrong
@@ -530,8 +493,9 @@ def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
             time.sleep(_HEARTBEAT_PATIENCE_S / 10)
             if region._native.host(host)[2] != first:
                 raise RegionBusyError(
-                    f"region {path}: node {other} is alive as host {host}, and this is node {node}. Nothing was changed. "
-                    "Give each machine its own host number (KVPOOL_HOST, or 'kvpool up --host')."
+                    f"region {path}: node {other} is alive as host {host}, and this is node {node}. "
+                    "Nothing was changed. Give each machine its own host number "
+                    "(KVPOOL_HOST, or 'kvpool up --host')."
                 )
 
 

@@ -31,6 +31,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.rules": 0,
     "kvpool.report": 0,
     "kvpool.paths": 0,
+    "kvpool.geometry": 1,
     "kvpool.region": 1,
     "kvpool.buffers": 1,
     "kvpool.tiers": 2,
@@ -47,8 +48,8 @@ LAYERS: Mapping[str, int] = {
 
 # Package (or module of ours) -> the only places that may import it.
 HOMES: Mapping[str, tuple[str, ...]] = {
-    # Beside regions: a batch of keys, and the addresses of buffers, are one native call each.
-    "kvpool._native": ("kvpool.region", "kvpool.buffers", "kvpool.keys"),
+    # Beside regions: their sizes; and a batch of keys, or the addresses of buffers, are one native call each.
+    "kvpool._native": ("kvpool.region", "kvpool.geometry", "kvpool.buffers", "kvpool.keys"),
     "yaml": ("kvpool.spec",),
     "typer": ("kvpool.cli", "kvpool.__main__"),
     "torch": ("kvpool.tiers.gpu", "kvpool_connector"),

@@ -20,7 +20,12 @@ BLOCKS = [bytes([n]) * 4096 for n in range(8)]
 def path(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(region, "_HEARTBEAT_PATIENCE_S", 0.2)
     made = tmp_path / "region"
-    Region.format(made, Geometry(4 << 20, hosts=2, min_block_bytes=4096, participants=4, namespaces=2, coherence=request.param))
+    Region.format(
+        made,
+        Geometry(
+            4 << 20, hosts=2, min_block_bytes=4096, participants=4, namespaces=2, coherence=request.param
+        ),
+    )
     return made
 
 
@@ -36,11 +41,13 @@ def damage(path: Path, block: bytes) -> None:
         medium.write(b"late")
 
 
-def test_engine_after_reboot_is_refused_until_the_daemon_took_the_shard_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_after_reboot_is_refused_until_the_daemon_took_the_shard_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Region.attach(path) as before:
         assert before.store(KEYS, BLOCKS).stored_count == 8
     reboot(monkeypatch)
-    with pytest.raises(FencedError, match="another boot.*kvpool up"):
+    with pytest.raises(FencedError, match=r"another boot.*kvpool up"):
         Region.attach(path)
     with Region.attach(path, role="daemon") as daemon, Region.attach(path) as engine:
         out = [bytearray(4096) for _ in BLOCKS]
@@ -50,7 +57,9 @@ def test_engine_after_reboot_is_refused_until_the_daemon_took_the_shard_over(pat
         assert daemon.check().ok
 
 
-def test_daemon_is_refused_while_another_machine_beats_as_the_same_host(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_is_refused_while_another_machine_beats_as_the_same_host(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Region.attach(path, role="daemon", node_name="node-a") as first:
         stop = threading.Event()
 
@@ -74,13 +83,13 @@ def test_adopted_shard_stays_warm_and_its_old_owner_stores_nothing_more(path: Pa
     with Region.attach(path, host=0) as old, Region.attach(path, host=1, role="daemon") as new:
         old.store(KEYS[:4], BLOCKS[:4])
         report = new.adopt(0, 1)
-        assert report.kept == 4 and report.freed == 0
+        assert (report.kept, report.freed) == (4, 0)
         late = old.store(KEYS[4:], BLOCKS[4:])
         assert {str(r) for r in late.reasons} == {"fenced"}
         old.heartbeat()  # acknowledges: what it wrote is flushed now
         damage(path, BLOCKS[1])  # as a late write of the old owner could
         new.heartbeat()  # audits, once
-        assert new.lookup(KEYS[1:2]).hit_count == 0 and new.usage().blocks == 3
+        assert (new.lookup(KEYS[1:2]).hit_count, new.usage().blocks) == (0, 3)
         assert old.store(KEYS[1:2], BLOCKS[1:2]).declined_count == 1
         assert new.store(KEYS[1:2], BLOCKS[1:2]).stored_count == 1
         assert new.lookup(KEYS).hit_count == old.lookup(KEYS).hit_count == 4

@@ -1,4 +1,4 @@
-"""The replica of other hosts' directories: lookups through it agree with what the other hosts store, evict and overwrite."""
+"""The replica of other hosts' directories agrees with what the other hosts store, evict and overwrite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_lookup_on_every_host_agrees_with_what_the_others_hold(tmp_path: Path, c
     hosts, seed = 5, 20261129
     rng = random.Random(seed)
     path = tmp_path / "region"
-    geometry = Geometry(24 << 20, hosts=hosts, min_block_bytes=BLOCK, participants=4, namespaces=4, coherence=coherence)  # type: ignore[arg-type]
+    geometry = Geometry(
+        24 << 20, hosts=hosts, min_block_bytes=BLOCK, participants=4, namespaces=4, coherence=coherence
+    )  # type: ignore[arg-type]
     Region.format(path, geometry)
     regions = [Region.attach(path, host=h) for h in range(hosts)]
     try:
@@ -42,7 +44,7 @@ def test_lookup_on_every_host_agrees_with_what_the_others_hold(tmp_path: Path, c
             assert len(answers) == 1, f"step {step}, seed {seed}: hosts disagree on what is stored"
             out = [bytearray(BLOCK) for _ in asked]
             result = regions[rng.randrange(hosts)].load(batch(asked), out)
-            for number, block, reason in zip(asked, out, result.reasons):
+            for number, block, reason in zip(asked, out, result.reasons, strict=True):
                 assert reason is not None or bytes(block) == payload(number), f"step {step}, seed {seed}"
         assert sum(r.lookup(batch(list(range(4000)))).hit_count for r in regions) > 0
     finally:

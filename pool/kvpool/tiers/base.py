@@ -13,14 +13,18 @@ from kvpool.report import Counters, Usage
 class Tier(Protocol):
     """One medium, as declared in a KVPool.
 
-    Threads: any. `lookup` has no side effects. No call raises for a miss, a full tier or a medium that failed: these are reasons. Buffers that do
-    not fit raise BufferShapeError before anything is copied.
+    Threads: any. `lookup` has no side effects. No call raises for a miss, a full tier or a medium that
+    failed: these are reasons. Buffers that do not fit raise BufferShapeError before anything is copied.
     """
 
-    name: str
-    medium: str
-    path: str
-    shared: bool
+    @property
+    def name(self) -> str: ...
+    @property
+    def medium(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def shared(self) -> bool: ...
 
     def lookup(self, keys: KeyBatch) -> LookupResult: ...
     def load(self, keys: KeyBatch, out: Blocks) -> LoadResult: ...

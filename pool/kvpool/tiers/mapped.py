@@ -1,4 +1,4 @@
-"""Tiers whose payload is mapped memory: DRAM (a file on /dev/shm or hugetlbfs) and CXL (a DAX device or file)."""
+"""Tiers of mapped memory: DRAM (a file on /dev/shm or hugetlbfs) and CXL (a DAX device or file)."""
 
 from __future__ import annotations
 
