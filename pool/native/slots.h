@@ -115,6 +115,7 @@ class Slots {
         if (recut_for(c, c.victim_age)) continue;
       }
       if (evict_inline(c, out)) return Outcome::Ok;
+      if (i == kAttempts / 2) recut_for(c, 0);   // perhaps stopped processes hold all that we have
     }
     return Outcome::NoSpace;
   }
@@ -281,30 +282,39 @@ class Slots {
   bool recut_for(SlotClass& c, uint32_t victim_age) {
     constexpr uint32_t kLooks = 8, kSamplesEach = 8, kMargin = 16;
     const uint16_t now = shard_tick(a_, s_);
-    uint32_t best = 0, best_age = 0;
-    bool found = false;
+    struct Look {
+      uint32_t extent, age;
+    };
+    Look looks[kLooks];
+    uint32_t looked = 0;
     const uint32_t extents = s_.superblock().extent_count;
     const uint32_t start = next_random(extents);
-    for (uint32_t i = 0, looked = 0; i < extents && looked < kLooks; ++i) {
+    for (uint32_t i = 0; i < extents && looked < kLooks; ++i) {
       const uint32_t e = (start + i) % extents;
       const SlotWord word{m_.load_word(s_.extent_descriptor(e))};
       const uint64_t slot_bytes = m_.load_word(s_.extent_descriptor(e) + offsetof(ExtentDescriptor, slot_bytes));
       if (word.state() != SlotState::Stable || slot_bytes == c.slot_bytes) continue;
-      if (slot_bytes < kLineBytes || slot_bytes > s_.superblock().extent_payload_bytes) {   // a damaged descriptor: nobody can use it as it is
-        best = e, best_age = 0xffff, found = true;
-        break;
+      uint32_t age = 0xffff;   // of a damaged descriptor: nobody can use the extent as it is
+      if (slot_bytes >= kLineBytes && slot_bytes <= s_.superblock().extent_payload_bytes) {
+        age = 0;
+        for (uint32_t k = 0; k < kSamplesEach; ++k) {
+          const SlotId slot = SlotId::make(e, next_random(s_.slot_count(slot_bytes)));
+          age += a_.word_of(s_, slot).state() == SlotState::Stable ? slot_age(a_, s_, slot, now) : 0xffffu;   // a free slot is as cold as can be
+        }
+        age /= kSamplesEach;
       }
-      ++looked;
-      uint32_t age = 0;
-      for (uint32_t k = 0; k < kSamplesEach; ++k) {
-        const SlotId slot = SlotId::make(e, next_random(s_.slot_count(slot_bytes)));
-        age += a_.word_of(s_, slot).state() == SlotState::Stable ? slot_age(a_, s_, slot, now) : 0xffffu;   // a free slot is as cold as can be
-      }
-      age /= kSamplesEach;
-      if (!found || age > best_age) best = e, best_age = age, found = true;
+      looks[looked++] = {e, age};
     }
-    if (!found || (victim_age != 0 && best_age != 0xffff && best_age <= 2 * victim_age + kMargin)) return false;
-    return recut(c, best);
+    // The coldest first. One in which a stopped process holds a slot cannot be had; that must not keep us from the others.
+    for (; looked != 0; --looked) {
+      uint32_t best = 0;
+      for (uint32_t i = 1; i < looked; ++i)
+        if (looks[i].age > looks[best].age) best = i;
+      if (victim_age != 0 && looks[best].age != 0xffff && looks[best].age <= 2 * victim_age + kMargin) return false;
+      if (recut(c, looks[best].extent)) return true;
+      looks[best] = looks[looked - 1];
+    }
+    return false;
   }
 
   // All slots of the extent become WRITING by us (as PROTOCOL 6.1 does for a loan), then it serves another size. Gives up, and puts everything
@@ -317,8 +327,11 @@ class Slots {
     KVP_STEP("extent.recut.claim");
     m_.write_back(at, 8);
     const uint32_t slots = s_.superblock().slots_per_extent;
+    // Nobody starts to fill a slot here any more, so those that are being filled become fewer. Nothing is evicted before it is clear that they end.
+    uint32_t settled = 0;
+    while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
     uint32_t taken = 0;   // the slots before it are ours; a slot that another thread of this process is filling is not
-    while (taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
+    while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
     m_.store_fence();
     for (uint32_t i = 0; i < taken; ++i) {
       const SlotId slot = SlotId::make(e, i);
@@ -336,8 +349,13 @@ class Slots {
     return true;
   }
 
+  static constexpr uint32_t kPatience = 1000;   // looks at a slot that is being filled: some microseconds
+  bool wait_for_writer(SlotId slot) {
+    for (uint32_t i = 0; i < kPatience; ++i)
+      if (a_.word_of(s_, slot).state() != SlotState::Writing) return true;
+    return false;
+  }
   bool take_for_recut(SlotId slot) {
-    constexpr uint32_t kPatience = 1000;
     for (uint32_t i = 0; i < kPatience; ++i) {
       const SlotWord word = a_.word_of(s_, slot);
       Claim claim;
