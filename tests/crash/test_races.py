@@ -13,6 +13,7 @@ import pytest
 from children import Child, children, until
 from kvpool import _native
 from kvpool.errors import RegionError
+from kvpool.keys import Namespace
 from kvpool.outcomes import MissReason
 from kvpool.region import Coherence, Region
 from strategies import buffers, contents, keys_of, namespace, region_folder, small_geometry, wrong_hits
@@ -315,3 +316,55 @@ def test_block_read_while_the_daemon_evicts_is_not_taken_for_the_oldest() -> Non
             daemon.signal(signal.SIGCONT)
             assert daemon.result() > 20
             assert region.lookup(keys_of(A, still_there)).hit_count == len(still_there)
+
+
+def stops_holding_slots(path: Path, indices: list[int]) -> None:
+    with Region.attach(path, host=0) as region:
+        for i in indices:
+            _native.stop_at("store.payload", 1, signal.SIGSTOP)
+            store(region, [i])
+
+
+@pytest.mark.parametrize("holders", [1, 2, 3])
+def test_other_size_finds_an_extent_although_stopped_processes_hold_slots(holders: int) -> None:
+    """Its first store has to cut an extent anew; those with a stopped writer in it cannot be had."""
+    with region_folder() as folder, children() as start:
+        path = make(folder / "region", participants=8)  # 4 extents
+        with Region.attach(path, host=0) as region:
+            store(region, list(range(30)))
+            stopped = [start(stops_holding_slots, path, [100 + i]) for i in range(holders)]
+            assert all(child.wait_stopped() for child in stopped)
+            held = {s.extent for s in region.dump() if s.state == "writing"}
+            keys = keys_of(B, range(3))
+            reasons = set(region.store(keys, contents(keys)).reasons)
+            assert reasons == {None} or len(held) == 4, (held, reasons)
+            lost = sum(1 for s in region.dump() if s.state == "stored" and s.extent in held)
+            assert lost >= 4 * len(held) - holders - 1, "an extent that could not be had was emptied"
+            for child in stopped:
+                child.signal(signal.SIGCONT)
+                child.result()
+            assert region.check().ok
+
+
+def test_size_whose_only_slot_is_held_by_a_stopped_process_gets_another_extent() -> None:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, small_geometry(8, block_bytes=UNIT, slots_per_extent=2, participants=4))
+        whole = namespace(Region.inspect(path).extent_bytes, "as large as an extent")
+        with Region.attach(path) as region:
+            store(region, list(range(6)))  # three of four extents
+            child = start(stops_holding_the_large_one, path, whole)
+            assert child.wait_stopped()
+            store(region, [50 + i for i in range(3)])
+            keys = keys_of(whole, [1])
+            assert list(region.store(keys, contents(keys)).reasons) == [None]
+            child.signal(signal.SIGCONT)
+            child.result()
+            assert region.check().ok
+
+
+def stops_holding_the_large_one(path: Path, ns: Namespace) -> None:
+    with Region.attach(path) as region:
+        keys = keys_of(ns, [0])
+        _native.stop_at("store.payload", 1, signal.SIGSTOP)
+        region.store(keys, contents(keys))
