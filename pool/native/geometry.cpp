@@ -88,7 +88,8 @@ Superblock plan_region(const GeometryRequest& r) {
   const uint64_t shard_bytes = r.region_bytes <= sb.shard_offset ? 0 : (r.region_bytes - sb.shard_offset) / r.hosts / r.align_bytes * r.align_bytes;
   sb.shard_bytes = shard_bytes;
   const auto too_small = [&]() {
-    const uint64_t need = sb.shard_offset + r.hosts * round_up(lay_out(sb, 1, 1), r.align_bytes);
+    const uint64_t need =
+        sb.shard_offset + r.hosts * round_up(lay_out(sb, 1, r.extent_bytes == 0 ? 1 : r.extent_bytes / r.slot_bytes_min), r.align_bytes);
     refuse("capacity " + std::to_string(r.region_bytes) + " bytes is too small for " + std::to_string(r.hosts) + " host(s) with blocks of " +
            std::to_string(r.slot_bytes_min) + " bytes; at least " + std::to_string(need) + " bytes are needed");
   };

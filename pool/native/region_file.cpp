@@ -154,13 +154,13 @@ Inspection inspect_region(const std::string& path) {
   if (found.copies_right == 0 && other_version)
     throw Error(ErrorKind::FormatVersion,
                 text("region %s: format %u, this build reads %u. Nothing was changed. Use a kvpool that knows format %u, or erase with "
-                     "'kvpool format --force'.",
-                     path.c_str(), version, kFormatVersion, version));
+                     "'kvpool format %s --capacity SIZE --force'.",
+                     path.c_str(), version, kFormatVersion, version, path.c_str()));
   if (found.copies_right == 0 && any_magic)
     throw Error(ErrorKind::Superblock,
                 text("region %s: both copies of the superblock are damaged (checksum). Nothing was changed. The blocks cannot be "
-                     "trusted; erase with 'kvpool format --force'.",
-                     path.c_str()));
+                     "trusted; erase with 'kvpool format %s --capacity SIZE --force'.",
+                     path.c_str(), path.c_str()));
   if (found.copies_right == 0)
     throw Error(ErrorKind::Superblock, text("region %s: no kvpool region here (no superblock). Nothing was changed. Make one with 'kvpool up' or "
                                             "'kvpool format'.",
@@ -168,9 +168,9 @@ Inspection inspect_region(const std::string& path) {
   check_consistent(found.superblock);
   if (found.superblock.region_bytes > found.medium_bytes)
     throw Error(ErrorKind::Geometry, text("region %s: formatted for %llu bytes but the medium has only %llu now. Nothing was changed. Restore its "
-                                          "size, or format it anew with 'kvpool format --force'.",
+                                          "size, or format it anew with 'kvpool format %s --capacity SIZE --force'.",
                                           path.c_str(), static_cast<unsigned long long>(found.superblock.region_bytes),
-                                          static_cast<unsigned long long>(found.medium_bytes)));
+                                          static_cast<unsigned long long>(found.medium_bytes), path.c_str()));
   return found;
 }
 
@@ -194,7 +194,8 @@ void ensure_unused(const std::string& path, const std::string& lock_path) {
 void format_region(const std::string& path, Superblock sb, bool force, bool zeroed, const std::string& lock_path) {
   if (!force && !zeroed && looks_formatted(path))
     throw Error(ErrorKind::Busy,
-                text("region %s: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format --force'.", path.c_str()));
+                text("region %s: there is a kvpool region already. Nothing was changed. Erase it with 'kvpool format %s --capacity SIZE --force'.",
+                     path.c_str(), path.c_str()));
   File file(path, true);
   if (sb.region_bytes > file.bytes)
     throw Error(ErrorKind::Geometry,
@@ -227,7 +228,7 @@ void format_region(const std::string& path, Superblock sb, bool force, bool zero
       const auto write_copy = [&](uint64_t at) {
         with_window(at, kSuperblockBytes, [&](CpuMemory m) {
           const auto* words = reinterpret_cast<const uint64_t*>(&sb);
-          for (uint32_t i = 1; i < kSuperblockBytes / 8; ++i) m.store_word(i * 8, words[i]);
+          for (uint32_t i = 1; i < kSuperblockBytes / 8; ++i) m.store_word(i * 8ULL, words[i]);
           m.write_back(0, kSuperblockBytes);
           m.store_fence();
           KVP_STEP("format.before_magic");

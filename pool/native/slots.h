@@ -3,6 +3,7 @@
 // Shared state is only in the medium. What a process keeps for itself (its cursor, its victim candidates, its list of extents) are hints that a
 // compare-and-swap on the slot word checks. Not thread-safe: the caller holds a lock of the process.
 #pragma once
+#include <thread>
 #include <vector>
 
 #include "attached.h"
@@ -101,8 +102,10 @@ class Slots {
   Outcome claim(uint64_t slot_bytes, Claim& out) {
     if (fenced(a_, s_)) return Outcome::Fenced;   // before each claim (PROTOCOL 5)
     SlotClass& c = class_of(slot_bytes);
-    constexpr uint32_t kAttempts = 16;
+    // An attempt fails when others take what we look at, or cut extents anew: after a few, let them go on first.
+    constexpr uint32_t kAttempts = 64, kAttemptsInARow = 4;
     for (uint32_t i = 0; i < kAttempts; ++i) {
+      if (i >= kAttemptsInARow) std::this_thread::yield();
       if (claim_free(c, out)) return Outcome::Ok;
       if (assign_extent(c)) continue;
       if (refresh(c)) continue;
