@@ -20,8 +20,6 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     VLLM_CPU_KVCACHE_SPACE="1",
-    # Workers of an engine with several ranks are forked as well, for the same reason.
-    VLLM_WORKER_MULTIPROC_METHOD="fork",
 )
 
 
@@ -33,24 +31,29 @@ def prompt(spec: dict[str, Any]) -> list[int]:
     return tokens
 
 
-def follow_sessions(seen: dict[str, Any]) -> None:
-    """Notes the namespaces and the requests' hashes, so that a test can find their blocks in the region."""
-    from kvpool_connector.session import SchedulerSession
+class Notes:
+    """The namespaces, and the last request's hashes, so that a test can find its blocks in the region."""
 
-    begin, open_request = SchedulerSession.__init__, SchedulerSession.open_request
+    def __init__(self) -> None:
+        self.namespaces: list[dict[str, Any]] | None = None
+        self.hashes: list[str] | None = None
 
-    def note_namespaces(self: Any, pool: Any, namespaces: Any, **options: Any) -> None:
-        seen["namespaces"] = [
-            namespace.describe() | {"extra": dict(namespace.extra)} for namespace in namespaces
-        ]
-        begin(self, pool, namespaces, **options)
+    def follow_sessions(self) -> None:
+        """Listens to the scheduler's session, which lives in this process."""
+        from kvpool_connector.session import SchedulerSession
 
-    def note_hashes(self: Any, request_id: str, hashes: Any, prompt_tokens: int) -> None:
-        seen["hashes"] = [block_hash.hex() for block_hash in hashes[:]]
-        open_request(self, request_id, hashes, prompt_tokens)
+        begin, open_request = SchedulerSession.__init__, SchedulerSession.open_request
 
-    SchedulerSession.__init__ = note_namespaces  # type: ignore[method-assign]
-    SchedulerSession.open_request = note_hashes  # type: ignore[method-assign]
+        def note_namespaces(session: Any, pool: Any, namespaces: Any, **options: Any) -> None:
+            self.namespaces = [n.describe() | {"extra": dict(n.extra)} for n in namespaces]
+            begin(session, pool, namespaces, **options)
+
+        def note_hashes(session: Any, request_id: str, hashes: Any, prompt_tokens: int) -> None:
+            self.hashes = [block_hash.hex() for block_hash in hashes[:]]
+            open_request(session, request_id, hashes, prompt_tokens)
+
+        SchedulerSession.__init__ = note_namespaces  # type: ignore[method-assign]
+        SchedulerSession.open_request = note_hashes  # type: ignore[method-assign]
 
 
 def counters(llm: Any) -> dict[str, float]:
@@ -68,8 +71,8 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(job.get("env", {}))
     from vllm import LLM, SamplingParams
 
-    seen: dict[str, Any] = {}
-    follow_sessions(seen)
+    notes = Notes()
+    notes.follow_sessions()
     transfer = None
     if job["connector"] is not None:
         transfer = {
@@ -112,11 +115,11 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "cached_tokens": [output.num_cached_tokens or 0 for output in outputs],
                 "counts": {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)},
-                "hashes": seen.get("hashes"),
+                "hashes": notes.hashes,
             }
         )
     llm.llm_engine.engine_core.shutdown()
-    return {"steps": results, "namespaces": seen.get("namespaces")}
+    return {"steps": results, "namespaces": notes.namespaces}
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
