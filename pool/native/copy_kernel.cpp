@@ -111,7 +111,7 @@ class StripeHash {
     uint64_t n = bytes / kStripeBytes;
     while (n != 0) {
       if (in_block_ == 0 && n > kStripesPerBlock && stripes_left_ > kStripesPerBlock) {   // a whole block: no test a stripe
-        for (uint32_t s = 0; s < kStripesPerBlock; ++s) stripe<put>(acc, to + s * kStripeBytes, from + s * kStripeBytes, kSecret + s * 8);
+        for (uint32_t s = 0; s < kStripesPerBlock; ++s) stripe<put>(acc, to + s * kStripeBytes, from + s * kStripeBytes, kSecret + s * 8ULL);
         scramble(acc);
         to += kStripesPerBlock * kStripeBytes, from += kStripesPerBlock * kStripeBytes;
         n -= kStripesPerBlock, stripes_left_ -= kStripesPerBlock;
@@ -133,7 +133,7 @@ class StripeHash {
     uint64_t a[8];
     for (uint32_t i = 0; i < kVecs; ++i) acc_[i].store(reinterpret_cast<uint8_t*>(a) + i * sizeof(Vec));
     uint64_t h = total_bytes_ * kPrime64_1;
-    for (uint32_t i = 0; i < 4; ++i) {
+    for (uint64_t i = 0; i < 4; ++i) {
       uint64_t s[2];
       std::memcpy(s, kSecret + kSecretMerge + 16 * i, sizeof s);
       const auto product = static_cast<unsigned __int128>(a[2 * i] ^ s[0]) * (a[2 * i + 1] ^ s[1]);

@@ -69,7 +69,7 @@ class Directory {
         Offset free_place = 0;
         Entry free_entry{};
         for (uint32_t i = 0; i < kEntriesPerBucket; ++i) {
-          const Offset entry_at = at + i * 8;
+          const Offset entry_at = at + i * 8ULL;
           const Entry entry{m_.load_word(entry_at)};   // publish.look
           if (entry == want) return true;
           if (entry.empty() || entry.is_ghost()) {
@@ -98,7 +98,7 @@ class Directory {
     for (uint32_t which = 0; which < 2; ++which) {
       const Offset at = bucket(key, which);
       for (uint32_t i = 0; i < kEntriesPerBucket; ++i)
-        if (m_.load_word(at + i * 8) == gone.raw && m_.cas_word(at + i * 8, gone.raw, Entry::ghost(key.tag()).raw)) {
+        if (m_.load_word(at + i * 8ULL) == gone.raw && m_.cas_word(at + i * 8ULL, gone.raw, Entry::ghost(key.tag()).raw)) {
           KVP_STEP("evict.unpublish");
           m_.write_back(at, kLineBytes);
         }

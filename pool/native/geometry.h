@@ -41,7 +41,7 @@ class ShardMap {
   Offset claim(HostIndex on) const { return base_ + sb_->claims_offset + to_int(on) * kLineBytes; }
   Offset acknowledgement(HostIndex on) const { return base_ + sb_->acknowledgements_offset + to_int(on) * kLineBytes; }
   Offset participant(uint32_t index) const { return base_ + sb_->participants_offset + index * sizeof(Participant); }
-  Offset counter(uint32_t index, uint32_t counter) const { return participant(index) + offsetof(Participant, counters) + counter * 8; }
+  Offset counter(uint32_t index, uint32_t counter) const { return participant(index) + offsetof(Participant, counters) + counter * 8ULL; }
   Offset touch(HostIndex on, uint64_t dense) const {
     return base_ + sb_->touch_offset + to_int(on) * sb_->touch_row_bytes + dense * sizeof(uint16_t);
   }

@@ -191,7 +191,7 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
     h.heartbeat = m.load_word(s.header() + 16);
     h.state = 1;
     const auto* words = reinterpret_cast<const uint64_t*>(&h);
-    for (uint32_t i = sizeof h / 8; i-- > 0;) m.store_word(s.header() + i * 8, words[i]);
+    for (uint32_t i = sizeof h / 8; i-- > 0;) m.store_word(s.header() + i * 8ULL, words[i]);
     m.write_back(s.header(), sizeof h);
     m.store_fence();
   }
@@ -217,8 +217,8 @@ HostView Region::view_host(uint32_t host) {
   }
   ShardHeader h;
   for (uint32_t i = 0; i < sizeof h / 8; ++i) {
-    const uint64_t word = m.load_word(s.header() + i * 8);
-    std::memcpy(reinterpret_cast<uint8_t*>(&h) + i * 8, &word, 8);
+    const uint64_t word = m.load_word(s.header() + i * 8ULL);
+    std::memcpy(reinterpret_cast<uint8_t*>(&h) + i * 8ULL, &word, 8);
   }
   HostView v;
   v.state = h.state, v.incarnation = h.incarnation, v.heartbeat = h.heartbeat;

@@ -104,8 +104,8 @@ class Namespaces {
         row.checksum = checksum(row);
         for (uint32_t k = sizeof row / 8; k-- > 0;) {   // the word last
           uint64_t value;
-          std::memcpy(&value, reinterpret_cast<uint8_t*>(&row) + k * 8, 8);
-          a_.mem.store_word(at + k * 8, value);
+          std::memcpy(&value, reinterpret_cast<uint8_t*>(&row) + k * 8ULL, 8);
+          a_.mem.store_word(at + k * 8ULL, value);
         }
         KVP_STEP("namespace.stable");
         a_.mem.write_back(at, sizeof row);
@@ -240,7 +240,7 @@ class Transfer {
     h.header_checksum = line_checksum(&h, kHeaderChecksumCovers, at);
     Line line;
     std::memcpy(&line, &h, sizeof h);
-    for (uint32_t i = 1; i < 8; ++i) m_.store_word(at + i * 8, line.words[i]);   // store.header.body
+    for (uint32_t i = 1; i < 8; ++i) m_.store_word(at + i * 8ULL, line.words[i]);   // store.header.body
     KVP_STEP("store.header.body");
     m_.store_word(at, line.words[0]);   // store.header.word, last
     KVP_STEP("store.header.word");
