@@ -64,7 +64,7 @@ check-native: $(VENV)/.installed
 	@clang-format --dry-run -Werror $(NATIVE_TEXT)
 	@cmake -S . -B $(TIDY_DIR) -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DKVPOOL_WERROR=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	@cmake --build $(TIDY_DIR) --target kvpool_core -- --quiet
-	@printf '%s\n' $(NATIVE_UNITS) | xargs -P $$(nproc) -n 1 clang-tidy --quiet -p $(TIDY_DIR)
+	@printf '%s\n' $(NATIVE_UNITS) | xargs -P $$(nproc) -n 1 clang-tidy --quiet -p $(TIDY_DIR) 2>&1 | sed -E '/^[0-9]+ warnings? generated/d'
 
 check-tests: $(VENV)/.installed
 	@$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/test_native_stub.py
