@@ -24,7 +24,7 @@ from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
 from kvpool.outcomes import REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
-from kvpool.paths import runtime_dir
+from kvpool.paths import RUNTIME_ENV
 from kvpool.report import (
     AdoptReport,
     Counters,
@@ -56,10 +56,21 @@ def default_lock_path(path: str | Path) -> str:
     path = os.path.realpath(path)
     if not os.path.exists(path) or not stat.S_ISCHR(os.stat(path).st_mode):
         return path
-    locks = runtime_dir() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    lock = locks / path.strip("/").replace("/", "-")
-    lock.touch(exist_ok=True)
+    # The same for all users of the machine, or they would take each other for dead.
+    given = os.environ.get(RUNTIME_ENV)
+    lock = Path(given or "/run/kvpool") / "locks" / path.strip("/").replace("/", "-")
+    if not lock.exists():
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+            device = os.stat(path)  # who may use the device may lock
+            os.chown(lock, -1, device.st_gid)
+            os.chmod(lock, stat.S_IMODE(device.st_mode) & 0o666)
+        except OSError as e:
+            raise MediumUnavailable(
+                f"region {path}: its lock file {lock} cannot be made: {e.strerror}. Start the pool's daemon "
+                f"first, as a user who may write there, or set {RUNTIME_ENV} to one directory for all users."
+            ) from None
     return str(lock)
 
 

@@ -26,7 +26,7 @@ void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
   M& m = a.mem;
   const uint64_t ring = s.superblock().log_record_count;
   // Only a damaged ring or tail makes this fail for long. A lost record makes a follower's replica stale, which is harmless: the load checks.
-  constexpr uint32_t kTriesBeforeRepair = 10000, kTries = 2 * kTriesBeforeRepair;
+  constexpr uint32_t kTriesBeforeRepair = 10000, kTriesForced = 16, kTries = kTriesBeforeRepair + 100 + kTriesForced;
   for (uint32_t i = 0; i < kTries; ++i) {
     if (i == kTriesBeforeRepair) log_repair_tail(a, s);
     const uint64_t tail = m.load_word(s.log_tail());   // append.tail
@@ -37,7 +37,8 @@ void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
       m.cas_word(s.log_tail(), tail, tail + 1);   // append.help
       continue;
     }
-    if (seen.lap() != ((lap - 1) & LogRecord::kLapMask)) continue;   // the tail moved under us
+    // The tail moved under us; or the record itself is damaged, and is overwritten when nothing else helps.
+    if (seen.lap() != ((lap - 1) & LogRecord::kLapMask) && i < kTries - kTriesForced) continue;
     if (!m.cas_word(at, seen.raw, LogRecord::make(lap, hint, slot).raw)) continue;
     KVP_STEP("append.record");
     m.write_back(at, 8);

@@ -188,7 +188,10 @@ class Transfer {
     return changed ? Outcome::ChangedWhileReading : Outcome::FailedChecksum;
   }
 
-  uint16_t tick_of(HostIndex shard) { return shard_tick(a_, a_.shard(shard)); }
+  uint16_t tick_of(HostIndex shard) {
+    if (a_.fresh(shard)) m_.invalidate(a_.shard(shard).log_tail(), 8);   // no fence: a tick that is one load old does no harm
+    return shard_tick(a_, a_.shard(shard));
+  }
 
   // Is the key in the home shard already? Vouches for it: what a dying process may have left in the cache is written back (PROTOCOL 9.13).
   bool present_at_home(const Key& key) {
