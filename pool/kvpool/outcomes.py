@@ -81,64 +81,51 @@ def _leading(codes: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LookupResult:
-    """Which keys of a batch are in the pool. `codes`: n outcome codes, 0 = found."""
+class _Outcomes:
+    """`codes`: one outcome code a block; `reasons`: the same as MissReason, None for a success."""
 
     codes: bytes
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def reasons(self) -> Reasons:
+        return Reasons(self.codes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hits(_Outcomes):
+    @property
+    def hit_count(self) -> int:
+        return self.codes.count(HIT)
+
+    @property
+    def prefix_count(self) -> int:
+        """Leading hits: what an engine with chained block hashes can use."""
+        return _leading(self.codes)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult(_Hits):
+    """Which keys of a batch are in the pool; a hit was found."""
 
     @property
     def found(self) -> bytes:
         """n bytes, 1 where the key was found."""
         return bytes(code == HIT for code in self.codes)
 
-    @property
-    def hit_count(self) -> int:
-        return self.codes.count(HIT)
-
-    @property
-    def prefix_count(self) -> int:
-        """Leading keys that were all found: what an engine with chained block hashes can use."""
-        return _leading(self.codes)
-
-    @property
-    def reasons(self) -> Reasons:
-        return Reasons(self.codes)
-
 
 @dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadResult(_Hits):
     """What became of each key of a load. On a miss the caller's buffer holds garbage and must not be used."""
 
-    codes: bytes
     bytes_loaded: int
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @property
-    def hit_count(self) -> int:
-        return self.codes.count(HIT)
-
-    @property
-    def prefix_count(self) -> int:
-        return _leading(self.codes)
-
-    @property
-    def reasons(self) -> Reasons:
-        return Reasons(self.codes)
 
 
 @dataclass(frozen=True, slots=True)
-class StoreResult:
+class StoreResult(_Outcomes):
     """What became of each block of a store: stored now, present before, or declined with a reason."""
-
-    codes: bytes
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
     @property
     def stored_count(self) -> int:
@@ -151,7 +138,3 @@ class StoreResult:
     @property
     def declined_count(self) -> int:
         return len(self.codes) - self.stored_count - self.present_count
-
-    @property
-    def reasons(self) -> Reasons:
-        return Reasons(self.codes)
