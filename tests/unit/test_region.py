@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,41 +15,15 @@ from kvpool.errors import (
 )
 from kvpool.outcomes import MissReason
 from kvpool.region import Geometry, Region
+from regions import NS, UNIT, make, patch, snapshot
 from strategies import (
     buffers,
     contents,
     keys_of,
     namespace,
-    region_folder,
     small_geometry,
     wrong_hits,
 )
-
-UNIT = 1024
-NS = namespace(UNIT)
-SUPERBLOCK = 4096
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as path:
-        yield path
-
-
-def make(path: Path, slots: int = 16, **more: object) -> Path:
-    Region.format(path, small_geometry(slots, block_bytes=UNIT, slots_per_extent=4, **more))  # type: ignore[arg-type]
-    return path
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
-def patch(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as f:
-        f.seek(offset)
-        f.write(data)
-
 
 # -- what works --------------------------------------------------------------------------------------------
 

@@ -27,35 +27,15 @@ from kvpool.errors import (
 )
 from kvpool.outcomes import MissReason
 from kvpool.region import FORMAT_VERSION, Geometry, Region
+from regions import NS, SUPERBLOCK, UNIT, make, patch, snapshot
 from strategies import (
     buffers,
     contents,
     keys_of,
     namespace,
-    region_folder,
     small_geometry,
     wrong_hits,
 )
-
-UNIT = 1024
-NS = namespace(UNIT)
-SUPERBLOCK = 4096
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as path:
-        yield path
-
-
-def make(path: Path, slots: int = 16, **more: object) -> Path:
-    Region.format(path, small_geometry(slots, block_bytes=UNIT, slots_per_extent=4, **more))  # type: ignore[arg-type]
-    return path
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
 
 # -- geometry ----------------------------------------------------------------------------------------------
 
@@ -342,12 +322,6 @@ def test_not_a_region_is_refused(folder: Path) -> None:
         ):
             Region.attach(folder / "file")
         assert (folder / "file").read_bytes() == content
-
-
-def patch(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as f:
-        f.seek(offset)
-        f.write(data)
 
 
 def test_other_format_version_is_refused_and_named(folder: Path) -> None:
