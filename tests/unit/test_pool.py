@@ -15,16 +15,10 @@ from kvpool.pool import Pool
 from kvpool.region import Region
 from kvpool.spec import PoolSpec
 from kvpool.tiers.mapped import MappedTier
-from strategies import buffers, contents, keys_of, namespace, region_folder, small_geometry, wrong_hits
+from strategies import buffers, contents, keys_of, namespace, small_geometry, wrong_hits
 
 UNIT = 1024
 NS = namespace(UNIT)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as path:
-        yield path
 
 
 def region(folder: Path, name: str, slots: int = 16, hosts: int = 1, host: int = 0) -> Region:
