@@ -73,7 +73,8 @@ class Attached {
     header.right = line_checksum(&header.h, kHeaderChecksumCovers, at) == header.h.header_checksum;
     return header;
   }
-  SlotWord writing(SlotWord from) const { return from.next(SlotState::Writing, participant, generation); }
+  SlotWord writing(SlotWord from) { return next(from, SlotState::Writing); }
+  SlotWord stable(SlotWord from) { return next(from, SlotState::Stable); }
   void count(uint32_t counter, uint64_t by = 1) {
     if (by != 0) mem.add_word(home().counter(participant, counter), by);
   }
@@ -86,6 +87,12 @@ class Attached {
   bool reaped_own = false;   // what earlier generations of our own participant entry left behind has been seen to
 
  private:
+  SlotWord next(SlotWord from, SlotState state) {
+    if (mem.without(state == SlotState::Writing ? "bump.writing" : "bump.stable"))
+      return SlotWord::make(state, from.count(), participant, generation);
+    return from.next(state, participant, generation);
+  }
+
   ShardMap shards_[kMaxHosts];
   std::atomic<bool> owned_[kMaxHosts] = {};
 };

@@ -26,7 +26,7 @@ void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
   M& m = a.mem;
   const uint64_t ring = s.superblock().log_record_count;
   // Only a damaged ring or tail makes this fail for long. A lost record makes a follower's replica stale, which is harmless: the load checks.
-  constexpr uint32_t kTriesBeforeRepair = 10000, kTriesForced = 16, kTries = kTriesBeforeRepair + 100 + kTriesForced;
+  constexpr uint32_t kTriesBeforeRepair = 1000, kTriesForced = 16, kTries = kTriesBeforeRepair + 100 + kTriesForced;
   for (uint32_t i = 0; i < kTries; ++i) {
     if (i == kTriesBeforeRepair) log_repair_tail(a, s);
     const uint64_t tail = m.load_word(s.log_tail());   // append.tail
@@ -53,15 +53,28 @@ void log_append(Attached<M>& a, const ShardMap& s, LogHint hint, SlotId slot) {
 // A follower's place in one shard's log.
 struct LogPosition {
   uint64_t next = 0;
-  bool rescan = true;   // the first look, and after having been overtaken
+  bool rescan = true;   // the first look, and after having lost the thread
+  uint64_t odd = 0;     // the record that stood at `next` when all headers were walked last, if it was no record for this place
 };
 
-// Is there a record that was not followed yet? The caller has made its line fresh.
+// What does the next record say? The caller has made its line fresh. A lap before this one: nothing new. Any lap but these two: we were overtaken, or the
+// log was set back (a late owner's cache came over it). After a rescan such a record means the same only until it, or the tail, changes.
+enum class LogNews { Nothing, Record, Lost };
+template <Memory M>
+LogNews log_news(Attached<M>& a, const ShardMap& s, const LogPosition& position, LogRecord record) {
+  const uint64_t lap = (position.next / s.superblock().log_record_count + 1) & LogRecord::kLapMask;
+  if (record.lap() == lap) return LogNews::Record;
+  if (record.lap() == ((lap - 1) & LogRecord::kLapMask)) return LogNews::Nothing;
+  if (record.raw != position.odd) return LogNews::Lost;
+  if (a.fresh(s.host())) {
+    a.mem.invalidate(s.log_tail(), 8);
+    a.mem.full_fence();
+  }
+  return a.mem.load_word(s.log_tail()) == position.next ? LogNews::Nothing : LogNews::Lost;
+}
 template <Memory M>
 bool log_has_news(Attached<M>& a, const ShardMap& s, const LogPosition& position) {
-  const LogRecord record{a.mem.load_word(s.log_record(position.next))};
-  const uint64_t lap = (position.next / s.superblock().log_record_count + 1) & LogRecord::kLapMask;
-  return ((record.lap() - lap) & LogRecord::kLapMask) < LogRecord::kLapMask / 2;
+  return log_news(a, s, position, LogRecord{a.mem.load_word(s.log_record(position.next))}) != LogNews::Nothing;
 }
 
 // Calls look(slot) for every slot that changed since the last call, at most `limit` of them; the callee loads the header (fresh) and believes it.
@@ -70,7 +83,6 @@ template <Memory M, class Look>
 bool log_follow(Attached<M>& a, const ShardMap& s, LogPosition& position, uint32_t limit, Look look) {
   M& m = a.mem;
   const bool fresh = a.fresh(s.host());
-  const uint64_t ring = s.superblock().log_record_count;
   constexpr uint32_t kRound = 32;
   for (uint32_t done = 0; done < limit;) {
     // All records of a round first, then all headers: the misses overlap. The headers come after the records (PROTOCOL 7, Follow).
@@ -84,11 +96,10 @@ bool log_follow(Attached<M>& a, const ShardMap& s, LogPosition& position, uint32
       const Offset at = s.log_record(position.next);
       if (n != 0 && fresh && at % kLineBytes == 0) break;   // the next line was not invalidated in this round
       const LogRecord record{m.load_word(at)};              // follow.record
-      const uint64_t lap = (position.next / ring + 1) & LogRecord::kLapMask;
-      const uint64_t ahead = (record.lap() - lap) & LogRecord::kLapMask;
-      if (ahead != 0 && ahead < LogRecord::kLapMask / 2) return position.rescan = true, false;   // overtaken
-      if (ahead != 0) break;                                                                     // nothing new
-      if (record.hint() == LogHint::Rescan) return position.rescan = true, false;
+      const LogNews news = log_news(a, s, position, record);
+      if (news == LogNews::Lost && !m.without("follow.lost")) return position.rescan = true, false;
+      if (news != LogNews::Record) break;
+      if (record.hint() == LogHint::Rescan && !m.without("follow.rescan")) return position.rescan = true, false;
       ++position.next;
       if (s.contains(record.slot())) slots[n++] = record.slot();
     }
@@ -111,25 +122,29 @@ void start_rescan(Attached<M>& a, const ShardMap& s, LogPosition& position) {
     m.invalidate(s.log_tail(), 8);
     m.full_fence();
   }
-  position.next = m.load_word(s.log_tail());   // rescan.tail
+  position.next = m.load_word(s.log_tail());                 // rescan.tail
+  position.odd = m.load_word(s.log_record(position.next));   // perhaps stale: then it is odd once more
   position.rescan = false;
 }
 
-// Adopter: a lap beyond all that can have been written, so that no follower believes a record of the old owner. Lines are already fresh.
+// Adopter, auditor: a lap beyond all that can have been written, so that no follower believes a record of the old owner. Lines are already fresh.
+// Beside living appenders (an audit at home): what they wrote meanwhile is overwritten, but all that it says is in the headers that followers walk now.
 template <Memory M>
 void log_take_over(Attached<M>& a, const ShardMap& s) {
   M& m = a.mem;
+  constexpr uint64_t kLapsAhead = 2;   // whoever appends at this moment is not that far
   const uint64_t ring = s.superblock().log_record_count;
   uint64_t lap = m.load_word(s.log_tail()) / ring + 1;
   for (uint64_t i = 0; i < ring; ++i) {
     const uint64_t seen = LogRecord{m.load_word(s.log_record(i))}.lap();
     if (seen > lap) lap = seen;
   }
-  for (uint64_t i = 0; i < ring; ++i) m.store_word(s.log_record(i), LogRecord::make(lap + 1, LogHint::Rescan, SlotId{}).raw);
+  lap = (lap + kLapsAhead) & LogRecord::kLapMask;
+  for (uint64_t i = 0; i < ring; ++i) m.store_word(s.log_record(i), LogRecord::make(lap, LogHint::Rescan, SlotId{}).raw);
   KVP_STEP("adopt.log.refill");
   m.write_back(s.log_record(0), ring * 8);
   m.store_fence();
-  m.store_word(s.log_tail(), (lap + 1) * ring);   // first position of lap + 2
+  m.store_word(s.log_tail(), lap * ring);   // first position of the lap after it
   m.write_back(s.log_tail(), 8);
   m.store_fence();
 }

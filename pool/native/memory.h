@@ -12,6 +12,8 @@
 //   full_fence (M)         additionally no later load runs before it
 //   guarded(f)             runs f; false when the medium failed under it (a poisoned line, a truncated file). f must not own anything
 //                          that needs a destructor across an access: it may be left in the middle.
+//   yield()                others should go on first
+//   without(check)         always false, but in the simulator: there a named check is left out, to see that a test notices
 // In hardware-coherent mode write_back and invalidate do nothing; the fences stay, because non-temporal stores need them.
 #pragma once
 #include <atomic>
@@ -53,6 +55,8 @@ concept Memory = requires(M m, const M cm, Offset at, uint64_t word, Line line, 
   {
     m.guarded([] {})
     } -> std::same_as<bool>;   // false: the medium failed below the call (poison, truncated file)
+  { m.yield() } -> std::same_as<void>;
+  { m.without("check") } -> std::same_as<bool>;
   { cm.coherent() } -> std::same_as<bool>;
 };
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -91,6 +92,8 @@ class CpuMemory {
   bool guarded(F&& f) {
     return fault_guarded(static_cast<F&&>(f));
   }
+  void yield() const { std::this_thread::yield(); }
+  static constexpr bool without(const char*) { return false; }
   bool coherent() const { return coherent_; }
   uint8_t* base() const { return base_; }
 

@@ -35,6 +35,20 @@ void settle_extent(Attached<M>& a, const ShardMap& s, uint32_t extent, SlotWord 
   a.mem.write_back(at, kLineBytes);
 }
 
+// Namespace rows and extents of an adopted shard that somebody was in the middle of writing: nobody is any more.
+template <Memory M>
+void settle_rows(Attached<M>& a, const ShardMap& s) {
+  for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
+    const SlotWord word{a.mem.load_word(s.namespace_row(i))};
+    if (word.state() != SlotState::Stable && word.state() != SlotState::Free)
+      a.mem.store_word(s.namespace_row(i), word.next(SlotState::Free, 0, 0).raw);
+  }
+  for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
+    const SlotWord word{a.mem.load_word(s.extent_descriptor(e))};
+    if (word.state() == SlotState::Writing || word.state() == SlotState::Lent) settle_extent(a, s, e, word);
+  }
+}
+
 // Whatever the dead one had in the caches of this host: other hosts must see it too.
 template <Memory M>
 void write_back_directory(Attached<M>& a, const ShardMap& s) {
@@ -53,7 +67,7 @@ template <Memory M>
 Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t living) {
   M& m = a.mem;
   Recovered r;
-  const auto its = [&](SlotWord w) { return w.participant() == participant && w.generation() != living; };
+  const auto its = [&](SlotWord w) { return w.participant() == participant && (w.generation() != living || m.without("reap.generation")); };
   // The entry of a finished block lies in one of two lines far away. They are asked for a few slots ahead: a million blocks are a million misses.
   struct Finished {
     SlotId slot;
@@ -64,7 +78,7 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
   uint64_t seen = 0;
   const auto ensure_published = [&](const Finished& f) {
     const Header header = a.load_header(s, f.slot);
-    if (header.word() == f.word && header.right && republish(a, s, f.slot, header)) ++r.republished;
+    if (header.word() == f.word && header.right && !m.without("reap.republish") && republish(a, s, f.slot, header)) ++r.republished;
   };
   for_each_slot(a, s, [&](SlotId slot) {
     const SlotWord word = a.word_of(s, slot);   // reap.look
@@ -74,7 +88,7 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
       m.write_back(at, kLineBytes);
       m.store_fence();   // only then FREE: else the medium may still say STABLE
       KVP_STEP("reap.before_free");
-      if (m.cas_word(at, word.raw, word.next(SlotState::Free, 0, 0).raw)) ++r.freed;
+      if (!m.without("reap.free") && m.cas_word(at, word.raw, word.next(SlotState::Free, 0, 0).raw)) ++r.freed;
       m.write_back(at, 8);
     } else if (word.state() == SlotState::Stable) {
       m.write_back(at, kLineBytes);
@@ -116,31 +130,24 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   for_each_slot(a, s, [&](SlotId slot) {
     const Header header = a.load_header(s, slot);
     const SlotWord word = header.word();
-    if (word.state() == SlotState::Stable && header.right) {
+    if (word.state() == SlotState::Stable && (header.right || m.without("adopt.header_checksum"))) {
       ++r.kept;
       return;
     }
-    if (word.state() == SlotState::Free) return;
+    if (word.state() == SlotState::Free || m.without("adopt.free")) return;
     m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
     m.write_back(s.slot_header(slot), 8);
     ++r.freed;
   });
   KVP_STEP("adopt.freed");
-  for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
-    const SlotWord word{m.load_word(s.namespace_row(i))};
-    if (word.state() != SlotState::Stable && word.state() != SlotState::Free) m.store_word(s.namespace_row(i), word.next(SlotState::Free, 0, 0).raw);
-  }
-  for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
-    const SlotWord word{m.load_word(s.extent_descriptor(e))};
-    if (word.state() == SlotState::Writing || word.state() == SlotState::Lent) settle_extent(a, s, e, word);
-  }
+  settle_rows(a, s);
   for_each_slot(a, s, [&](SlotId slot) {
     const Header header = a.load_header(s, slot);
-    if (header.word().state() == SlotState::Stable && republish(a, s, slot, header)) ++r.republished;
+    if (header.word().state() == SlotState::Stable && !m.without("adopt.republish") && republish(a, s, slot, header)) ++r.republished;
   });
   write_back_directory(a, s);
   m.store_fence();
-  log_take_over(a, s);
+  if (!m.without("adopt.log")) log_take_over(a, s);
   m.store_fence();
   m.store_word(claim + offsetof(ClaimLine, settled_epoch), epoch);   // adopt.settled: only now may our writers start
   m.write_back(claim, kLineBytes);
@@ -158,26 +165,29 @@ Recovered audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s) {
   m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // audit.inv: judge the medium and not our cache
   m.full_fence();
   namespaces.forget(s.host());
+  const bool at_home = s.host() == a.self;
+  if (!at_home) settle_rows(a, s);   // what the old owner began
   for_each_slot(a, s, [&](SlotId slot) {
     const Header header = a.load_header(s, slot);
     const SlotWord word = header.word();
     if (word.state() == SlotState::Free) return;
+    if (word.state() == SlotState::Writing && at_home) return;   // by a living process of ours; a dead one's is the reaper's
     const uint64_t slot_bytes = header.right ? namespaces.slot_bytes(s, header.h.namespace_index) : 0;
     const bool sound = word.state() == SlotState::Stable && slot_bytes != 0 && header.h.length_bytes <= slot_bytes &&
                        slot.slot() < s.slot_count(slot_bytes) &&
                        m.checksum(s.payload(slot, slot_bytes), header.h.length_bytes) == header.h.payload_checksum;
-    if (!sound) {
+    if (!sound && !m.without("audit.sound")) {
       if (!m.cas_word(s.slot_header(slot), word.raw, word.next(SlotState::Free, 0, 0).raw)) return;   // somebody of our host was faster
       m.write_back(s.slot_header(slot), 8);
       ++r.freed;
     } else {
       ++r.kept;
-      if (republish(a, s, slot, header)) ++r.republished;
+      if (!m.without("audit.republish") && republish(a, s, slot, header)) ++r.republished;
     }
   });
   write_back_directory(a, s);
   m.store_fence();
-  log_append(a, s, LogHint::Rescan, SlotId{});
+  log_take_over(a, s);   // a late write may have set tail and ring back
   return r;
 }
 

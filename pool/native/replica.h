@@ -16,15 +16,21 @@
 
 namespace kvp {
 
+// How much of the other hosts' news one refresh takes in; the rest is taken in by the next ones.
+struct ReplicaPace {
+  uint64_t headers = 4096;   // walked, of all hosts together: about 50 us
+  uint32_t records = 4096;   // followed, a host
+};
+
 template <Memory M>
 class Replica {
  public:
-  explicit Replica(Attached<M>& a) : a_(a), followed_(a.hosts()), table_(kFirstSize) {}
+  explicit Replica(Attached<M>& a, ReplicaPace pace = {}) : a_(a), pace_(pace), followed_(a.hosts()), table_(kFirstSize) {}
 
   // Follows every other host's log, or goes on with the walk over its headers.
   void refresh() {
     look_ahead();
-    uint64_t left = kWalkStep;
+    uint64_t left = pace_.headers;
     for (uint32_t i = 0, first = turn_; i < a_.hosts(); ++i) {
       const uint32_t h = (first + i) % a_.hosts();
       if (HostIndex{h} == a_.self) continue;
@@ -48,8 +54,8 @@ class Replica {
       }
       if (f.walked < s.slots()) continue;
       uint32_t followed = 0;   // also what changed during the walk
-      log_follow(a_, s, f.position, kFollowMax, [&](SlotId slot) { ++followed, look(s, f, slot); });
-      f.behind = followed >= kFollowMax;
+      log_follow(a_, s, f.position, pace_.records, [&](SlotId slot) { ++followed, look(s, f, slot); });
+      f.behind = followed >= pace_.records;
     }
   }
 
@@ -78,8 +84,6 @@ class Replica {
 
  private:
   static constexpr uint64_t kFirstSize = 1024;     // a power of two
-  static constexpr uint32_t kFollowMax = 4096;     // records a refresh: what is left is followed next time
-  static constexpr uint64_t kWalkStep = 4096;      // headers a refresh, of all hosts together: about 50 us
   static constexpr uint64_t kWalkDescriptor = 8;   // an extent's descriptor costs a fence and a miss, as much as so many headers in a row
   static constexpr uint32_t kGhost = 0xffffffff;
 
@@ -124,7 +128,11 @@ class Replica {
   // The header was invalidated by the caller where that is needed.
   void look(const ShardMap& s, Followed& f, SlotId slot) {
     const Header header = a_.load_header(s, slot);   // follow.header
-    remember(s, f, slot, header.word().state() == SlotState::Stable && header.right ? fingerprint(header.key()) : 0);
+    remember(
+        s, f, slot,
+        (header.word().state() == SlotState::Stable || a_.mem.without("follow.state")) && (header.right || a_.mem.without("follow.header_checksum"))
+            ? fingerprint(header.key())
+            : 0);
   }
   void remember(const ShardMap& s, Followed& f, SlotId slot, uint32_t now) {
     uint32_t& before = f.fingerprints[s.dense(slot)];
@@ -197,6 +205,7 @@ class Replica {
   }
 
   Attached<M>& a_;
+  const ReplicaPace pace_;
   std::vector<Followed> followed_;
   uint32_t turn_ = 0;   // the host whose walk is next
   std::vector<uint64_t> table_;

@@ -3,7 +3,6 @@
 // Shared state is only in the medium. What a process keeps for itself (its cursor, its victim candidates, its list of extents) are hints that a
 // compare-and-swap on the slot word checks. Not thread-safe: the caller holds a lock of the process.
 #pragma once
-#include <thread>
 #include <vector>
 
 #include "attached.h"
@@ -65,7 +64,7 @@ bool take_victim(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stable
   KVP_STEP("evict.claim");
   m.write_back(at, kLineBytes);   // evict.mark
   const Key key = a.load_header(s, slot).key();
-  Directory<M>(a, s).unpublish(key, slot, stable.count());
+  if (!m.without("evict.unpublish")) Directory<M>(a, s).unpublish(key, slot, stable.count());
   KVP_STEP("evict.before_fence");
   m.store_fence();   // evict.fence: only now may payload be overwritten
   a.count(kEvictions);
@@ -100,12 +99,12 @@ class Slots {
 
   // A slot for a block of slot_bytes. NoSpace only when every slot that could go is being written by somebody else.
   Outcome claim(uint64_t slot_bytes, Claim& out) {
-    if (fenced(a_, s_)) return Outcome::Fenced;   // before each claim (PROTOCOL 5)
+    if (fenced(a_, s_) && !m_.without("claim.fenced")) return Outcome::Fenced;   // before each claim (PROTOCOL 5)
     SlotClass& c = class_of(slot_bytes);
     // An attempt fails when others take what we look at, or cut extents anew: after a few, let them go on first.
     constexpr uint32_t kAttempts = 64, kAttemptsInARow = 4;
     for (uint32_t i = 0; i < kAttempts; ++i) {
-      if (i >= kAttemptsInARow) std::this_thread::yield();
+      if (i >= kAttemptsInARow) m_.yield();
       if (claim_free(c, out)) return Outcome::Ok;
       if (assign_extent(c)) continue;
       if (refresh(c)) continue;
@@ -173,6 +172,7 @@ class Slots {
     for (size_t i = 0; !changed && i < scratch_.size(); ++i)
       changed = scratch_[i].index != c.extents[i].index || scratch_[i].word != c.extents[i].word;
     if (!changed) return false;
+    for (const Extent& e : scratch_) m_.write_back(s_.extent_descriptor(e.index), kLineBytes);   // vouched for: who cut it may not be done yet
     c.extents.swap(scratch_);
     c.victims.clear();
     c.scan_budget = kScanLong;
@@ -182,7 +182,7 @@ class Slots {
 
   // The extent may have been cut anew between the look at its descriptor and the claim. With the slot ours it can't be any more.
   bool still_cut_for(const Extent& e, const Claim& claim) {
-    if (m_.load_word(s_.extent_descriptor(e.index)) == e.word.raw) return true;
+    if (m_.load_word(s_.extent_descriptor(e.index)) == e.word.raw || m_.without("claim.still_cut")) return true;
     release(a_, s_, claim);
     return false;
   }
@@ -234,7 +234,7 @@ class Slots {
     const Offset at = s_.extent_descriptor(e);
     m_.store_word(at + offsetof(ExtentDescriptor, slot_bytes), c.slot_bytes);
     m_.store_word(at + offsetof(ExtentDescriptor, slot_count), c.slot_count);
-    const SlotWord stable = mine.next(SlotState::Stable, a_.participant, a_.generation);
+    const SlotWord stable = a_.stable(mine);
     m_.store_word(at, stable.raw);
     KVP_STEP("extent.assigned");
     m_.write_back(at, kLineBytes);
@@ -332,7 +332,7 @@ class Slots {
     const uint32_t slots = s_.superblock().slots_per_extent;
     // Nobody starts to fill a slot here any more, so those that are being filled become fewer. Nothing is evicted before it is clear that they end.
     uint32_t settled = 0;
-    while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
+    while (settled < slots && (wait_for_writer(SlotId::make(e, settled)) || m_.without("recut.wait"))) ++settled;
     uint32_t taken = 0;   // the slots before it are ours; a slot that another thread of this process is filling is not
     while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
     m_.store_fence();
@@ -352,10 +352,12 @@ class Slots {
     return true;
   }
 
-  static constexpr uint32_t kPatience = 1000;   // looks at a slot that is being filled: some microseconds
+  static constexpr uint32_t kPatience = 1000, kLooksInARow = 100;   // looks at a slot that is being filled: some microseconds
   bool wait_for_writer(SlotId slot) {
-    for (uint32_t i = 0; i < kPatience; ++i)
+    for (uint32_t i = 0; i < kPatience; ++i) {
       if (a_.word_of(s_, slot).state() != SlotState::Writing) return true;
+      if (i % kLooksInARow == kLooksInARow - 1) m_.yield();
+    }
     return false;
   }
   bool take_for_recut(SlotId slot) {
@@ -364,6 +366,7 @@ class Slots {
       Claim claim;
       if (word.state() == SlotState::Stable && take_victim(a_, s_, slot, word, claim)) return true;
       if (word.state() == SlotState::Free && m_.cas_word(s_.slot_header(slot), word.raw, a_.writing(word).raw)) return true;
+      if (i % kLooksInARow == kLooksInARow - 1) m_.yield();
     }
     return false;
   }

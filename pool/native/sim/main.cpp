@@ -1,161 +1,182 @@
-// kvpool_sim: scenarios of the real protocol code on a simulated non-coherent medium.
-//
-//   kvpool_sim [--scenario NAME] [--seeds FROM:COUNT]     random schedules; a failure prints the command that repeats it
-//   kvpool_sim --places NAME                              every access of the protocol that the scenario passes (each one can be left out)
-//   kvpool_sim --scenario NAME --mutant PLACE             the scenario without that access
+// kvpool_sim: the protocol on a simulated non-coherent medium.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <set>
 
-#include "sim/world.h"
+#include "sim/runner.h"
 
 namespace kvp::sim {
 namespace {
 
-constexpr uint64_t kSteps = 400000;
+using Clock = std::chrono::steady_clock;
 
-struct Scenario {
-  const char* name;
-  const char* what;
-  void (*run)(World&);
-  WorldOptions options;
-};
+constexpr const char* kUsage =
+    "kvpool_sim: the protocol on a simulated non-coherent medium\n"
+    "\n"
+    "  kvpool_sim --list                                   the scenarios\n"
+    "  kvpool_sim [--scenario NAME] [--seeds FROM:COUNT]   random schedules; a failure prints the command that repeats it\n"
+    "             [--trace]                                each access of the failing run\n"
+    "             [--weak]                                 payload through the cache, in any order (aarch64)\n"
+    "  kvpool_sim --explore NAME [--preemptions N] [--events N] [--runs MAX]\n"
+    "                                                      every schedule up to that bound, of a small configuration\n"
+    "  kvpool_sim --places [--scenario NAME]               what can be left out: accesses and checks of the protocol\n"
+    "  kvpool_sim ... --mutant PLACE [--mutant PLACE]      without it (them)\n"
+    "  kvpool_sim --mutants [--part I/N] [--schedules N] [--runs MAX] [--among FILE] [--briefly FILE]\n"
+    "                                                      leaves out each place in turn: which scenario notices, after how many schedules;\n"
+    "                                                      only those that a file names, a line each; those that it names with less effort\n"
+    "\n"
+    "Exit code 1: a property is violated.\n";
 
-void evict(World& w) {
-  w.spawn_writer(0, 0, 4);
-  w.spawn_writer(0, 1, 3);
-  w.spawn_reader(1, 6, true);
-  w.spawn_reader(0, 3, true);
-  w.finish(kSteps);
-  w.check_quiet(0, kSteps);
+[[noreturn]] void wrong(const std::string& what) {
+  std::fprintf(stderr, "kvpool_sim: %s\n\n%s", what.c_str(), kUsage);
+  std::exit(2);
+}
+uint64_t number(const std::string& text) {
+  char* end = nullptr;
+  const uint64_t n = std::strtoull(text.c_str(), &end, 10);
+  if (end == text.c_str() || *end != 0) wrong("\"" + text + "\" is not a number");
+  return n;
 }
 
-void sizes(World& w) {   // two block sizes take one extent from each other
-  w.spawn_writer(0, 0, 3, kBlockBytes);
-  w.spawn_writer(0, 1, 3, 2 * kBlockBytes);
-  w.spawn_reader(1, 5, false);
-  w.finish(kSteps);
-  w.check_quiet(0, kSteps);
-}
-
-void kill_at_any_step(World& w, uint32_t victim) {
-  const uint64_t when = w.sim.medium.choices.below(900);
-  uint64_t step = 0;
-  const bool done = w.sim.run(kSteps, [&] {
-    if (step++ == when && w.sim.running(victim)) {
-      w.sim.medium.full_fence(victim);   // the kernel's exit path is long and full of locked instructions
-      w.sim.kill(victim);
-    }
-  });
-  if (!done) w.fail("no progress");
-}
-
-void crash(World& w) {
-  const uint32_t victim = w.spawn_writer(0, 0, 4);
-  w.spawn_writer(0, 1, 2);
-  w.spawn_reader(1, 4, true);
-  kill_at_any_step(w, victim);
-  const bool died = w.sim.dead(victim);
-  if (died) w.spawn_reaper(0, 0);
-  w.spawn_writer(0, 1, 2);
-  w.spawn_reader(1, 4, true);
-  w.finish(kSteps);
-  w.check_quiet(0, kSteps);
-}
-
-void adopt_after_crash(World& w) {
-  const uint32_t first = w.spawn_writer(0, 0, 4), second = w.spawn_writer(0, 1, 3);
-  w.spawn_reader(1, 4, false);
-  const uint64_t when = w.sim.medium.choices.below(1200);
-  uint64_t step = 0;
-  w.sim.run(kSteps, [&] {
-    if (step++ != when) return;
-    w.sim.kill(first), w.sim.kill(second);
-    w.sim.medium.crash_host(0);
-    w.host_down[0] = true;
-    w.owner[0] = 2;
-  });
-  if (!w.host_down[0]) {
-    w.sim.medium.crash_host(0);
-    w.host_down[0] = true;
-    w.owner[0] = 2;
+// The places that a scenario passes. Found by playing it a little.
+std::vector<std::vector<bool>> places_of_scenarios() {
+  std::vector<std::vector<bool>> passed;
+  Totals totals;
+  for (const Scenario& s : scenarios()) {
+    Places::all().start_noting();
+    run_random(s, 1, 60, {}, false, false, totals);
+    passed.push_back(Places::all().noted());
   }
-  w.spawn_adopter(2, 0, 1);
-  w.spawn_reader(1, 3, true);
-  w.finish(kSteps);
-  w.check_quiet(0, kSteps);
+  return passed;
 }
 
-// The owner is only slow: it is woken after another host has adopted its shard. Content must be right all the while (the checksum sees to it),
-// the zombie must stop by itself, and after its acknowledgement and an audit every block is found again.
-void zombie(World& w) {
-  w.sim.medium.may_write = {};   // two hosts write until the zombie notices
-  const uint32_t first = w.spawn_writer(0, 0, 6), second = w.spawn_writer(0, 1, 6);
-  w.spawn_reader(1, 6, false);
-  const uint64_t when = w.sim.medium.choices.below(900);
-  uint64_t step = 0;
-  w.sim.run(kSteps, [&] {
-    if (step++ == when) w.sim.pause(first, true), w.sim.pause(second, true);
-  });
-  w.owner[0] = 2;
-  const uint32_t adopter = w.spawn_adopter(2, 0, 1);
-  w.spawn_reader(1, 4, false);
-  step = 0;
-  const uint64_t wake = w.sim.medium.choices.below(2500);
-  w.sim.run(kSteps, [&] {
-    if (step++ == wake || w.sim.finished(adopter)) w.sim.pause(first, false), w.sim.pause(second, false);
-  });
-  w.sim.pause(first, false), w.sim.pause(second, false);
-  w.finish(kSteps);
-  bool stopped = false;
-  w.spawn(0, 2, [&](SimAttached& a, SimTransfer& t) {
-    stopped = w.store(a, t, 0, kBlockBytes) != Outcome::Ok;
-    acknowledge(a, a.home(), 1);
-  });
-  w.finish(kSteps);
-  if (!stopped) w.fail("the zombie stored a block after it was fenced");
-  w.spawn(2, 1, [](SimAttached& a, SimTransfer& t) {
-    a.set_owned(HostIndex{0}, true);
-    audit(a, t.namespaces(), a.shard(HostIndex{0}));
-  });
-  w.finish(kSteps);
-  w.check_quiet(0, kSteps);
+uint32_t place_named(const std::string& name) {
+  places_of_scenarios();
+  for (uint32_t i = 0; i < Places::all().size(); ++i)
+    if (Places::all().name(i) == name) return i;
+  wrong("there is no place \"" + name + "\"; see --places");
 }
 
-const Scenario kScenarios[] = {
-    {"evict", "two writers, two slots: every store evicts; readers on both hosts", evict, {}},
-    {"full", "three slots in one bucket, five keys", evict, {3, 3, 5, kBlockBytes}},
-    {"sizes", "two block sizes in one extent", sizes, {3, 4, 4, kBlockBytes}},
-    {"crash", "a writer dies at any access, a reaper cleans up, another writer goes on", crash, {}},
-    {"adopt", "a host dies with its caches lost or kept, another host adopts its shard", adopt_after_crash, {}},
-    {"zombie", "a host is only slow: it wakes after its shard was adopted", zombie, {3, 2, 2, kBlockBytes}},
+struct Options {
+  const char* scenario = nullptr;
+  const char* explored = nullptr;
+  std::vector<std::string> mutants;
+  uint64_t from = 1, count = 1000, runs = ~uint64_t{0}, schedules = 2000, part = 0, parts = 1;
+  Bound bound;
+  bool places = false, all_mutants = false, weak = false, trace = false;
+  std::string among, briefly;
 };
 
-struct Result {
-  uint64_t runs = 0, hits = 0, blocks = 0;
-  std::string violation;
-  uint64_t seed = 0;
-};
+std::set<std::string> lines_of(const std::string& file) {
+  std::set<std::string> lines;
+  std::ifstream in(file);
+  if (!in) wrong("cannot read " + file);
+  for (std::string line; std::getline(in, line);) lines.insert(line);
+  return lines;
+}
 
-Result run(const Scenario& s, uint64_t from, uint64_t count, const std::string& mutant, std::set<std::string>* places) {
-  Result r;
-  for (uint64_t seed = from; seed < from + count; ++seed) {
-    World w(s.options, seed);
-    w.sim.mutant = mutant;
-    w.sim.places = places;
-    s.run(w);
-    ++r.runs, r.hits += w.hits, r.blocks += w.blocks_at_end;
-    if (!w.verdict().empty()) {
-      r.violation = w.verdict(), r.seed = seed;
-      return r;
+int random_schedules(const Options& o, const Mutant& mutant) {
+  bool failed = false, any = false;
+  uint64_t schedules = 0, steps = 0;
+  const auto start = Clock::now();
+  for (const Scenario& s : scenarios()) {
+    if (o.scenario != nullptr && std::strcmp(o.scenario, s.name) != 0) continue;
+    any = true;
+    Totals t;
+    const Result r = run_random(s, o.from, o.count, mutant, o.weak, o.trace, t);
+    schedules += t.runs, steps += t.steps;
+    if (r.violation.empty()) {
+      std::printf(
+          "%-11s holds: %llu schedules (seeds %llu:%llu), %llu steps, %llu loads, %llu hits, %llu stores; own accesses: load <= %llu, store <= "
+          "%llu\n",
+          s.name, static_cast<unsigned long long>(t.runs), static_cast<unsigned long long>(o.from), static_cast<unsigned long long>(o.count),
+          static_cast<unsigned long long>(t.steps), static_cast<unsigned long long>(t.loads), static_cast<unsigned long long>(t.hits),
+          static_cast<unsigned long long>(t.stores), static_cast<unsigned long long>(t.longest_load),
+          static_cast<unsigned long long>(t.longest_store));
+    } else {
+      failed = true;
+      std::printf("%-11s VIOLATED: %s\n%s  again: kvpool_sim --scenario %s --seeds %llu:1%s", s.name, r.violation.c_str(), r.trace.c_str(), s.name,
+                  static_cast<unsigned long long>(r.seed), o.weak ? " --weak" : "");
+      for (const std::string& m : o.mutants) std::printf(" --mutant '%s'", m.c_str());
+      std::printf("\n");
     }
+    std::fflush(stdout);
   }
-  return r;
+  if (!any) wrong("there is no such scenario; see --list");
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  std::printf("total: %llu schedules, %llu steps in %.1f s: %.1f million steps a minute\n", static_cast<unsigned long long>(schedules),
+              static_cast<unsigned long long>(steps), seconds, static_cast<double>(steps) / seconds * 60e-6);
+  return failed ? 1 : 0;
 }
 
-int usage() {
-  std::fprintf(stderr, "usage: kvpool_sim [--scenario NAME] [--seeds FROM:COUNT] [--mutant PLACE] | --list | --places NAME\n");
-  return 2;
+int explore_one(const Options& o, const Mutant& mutant) {
+  for (const Scenario& s : scenarios()) {
+    if (std::strcmp(o.explored, s.name) != 0) continue;
+    if (!s.explored) wrong(std::string("scenario ") + s.name + " is random only");
+    Totals t;
+    const auto start = Clock::now();
+    const Result r = explore(s, o.bound, o.runs, mutant, o.trace, t);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    std::printf("%-11s %s: %llu runs, %llu states, %llu steps, %llu ends, pass %llu, %.1f s; bound: %u preemptions, %u events\n", s.name,
+                !r.violation.empty() ? "VIOLATED"
+                : r.complete         ? "holds, complete"
+                                     : "holds so far",
+                static_cast<unsigned long long>(r.runs), static_cast<unsigned long long>(r.states), static_cast<unsigned long long>(t.steps),
+                static_cast<unsigned long long>(t.checks), static_cast<unsigned long long>(r.passes), seconds, o.bound.preemptions, o.bound.events);
+    if (r.violation.empty()) return 0;
+    std::printf("  %s\n%s  again: kvpool_sim --explore %s --preemptions %u --events %u --trace", r.violation.c_str(), r.trace.c_str(), s.name,
+                o.bound.preemptions, o.bound.events);
+    for (const std::string& m : o.mutants) std::printf(" --mutant '%s'", m.c_str());
+    std::printf("\n");
+    return 1;
+  }
+  wrong("there is no such scenario; see --list");
+}
+
+// One line a mutant: PLACE <tab> caught <tab> scenario <tab> how <tab> schedules <tab> what was seen. Or: PLACE <tab> survives.
+int leave_out_each(const Options& o) {
+  const std::vector<std::vector<bool>> passed = places_of_scenarios();
+  const uint32_t places = Places::all().size();
+  std::vector<std::unique_ptr<Explorer>> learnt;
+  for (size_t k = 0; k < scenarios().size(); ++k) learnt.push_back(nullptr);
+  const std::set<std::string> among = o.among.empty() ? std::set<std::string>{} : lines_of(o.among);
+  const std::set<std::string> briefly = o.briefly.empty() ? std::set<std::string>{} : lines_of(o.briefly);
+  std::vector<uint32_t> order;
+  for (uint32_t i = 0; i < places; ++i)
+    if (o.among.empty() || among.contains(Places::all().name(i))) order.push_back(i);
+  std::sort(order.begin(), order.end(), [](uint32_t a, uint32_t b) { return Places::all().name(a) < Places::all().name(b); });
+  for (size_t n = o.part; n < order.size(); n += o.parts) {
+    const uint32_t place = order[n];
+    std::string caught;
+    const bool brief = briefly.contains(Places::all().name(place));
+    const uint64_t schedules = brief ? 100 : o.schedules, runs = brief ? 0 : o.runs;
+    // A few schedules of every scenario first: most are noticed at once.
+    for (uint64_t count = 100, from = 1; caught.empty() && from < schedules; from += count, count *= 4)
+      for (size_t k = 0; caught.empty() && k < scenarios().size(); ++k) {
+        const Scenario& s = scenarios()[k];
+        if (passed[k].size() <= place || !passed[k][place]) continue;
+        Totals t;
+        const Result r = run_random(s, from, std::min(count, schedules - from), {{place, ~0u}}, false, false, t);
+        if (!r.violation.empty()) caught = std::string(s.name) + "\trandom\t" + std::to_string(r.seed) + "\t" + r.violation;
+      }
+    for (const Bound bound : {Bound{1, 1}, Bound{2, 0}, o.bound})
+      for (size_t k = 0; caught.empty() && runs != 0 && k < scenarios().size(); ++k) {
+        const Scenario& s = scenarios()[k];
+        if (!s.explored || passed[k].size() <= place || !passed[k][place]) continue;
+        Totals t;
+        if (learnt[k] == nullptr) {
+          learnt[k] = std::make_unique<Explorer>(Bound{1, 1});
+          explore(s, {1, 1}, 3000, {}, false, t, learnt[k].get());
+        }
+        const Result r = explore(s, bound, runs, {{place, ~0u}}, false, t, learnt[k].get());
+        if (!r.violation.empty()) caught = std::string(s.name) + "\texplored\t" + std::to_string(r.runs) + "\t" + r.violation;
+      }
+    std::printf("%s\t%s\n", Places::all().name(place).c_str(), caught.empty() ? "survives" : ("caught\t" + caught).c_str());
+    std::fflush(stdout);
+  }
+  return 0;
 }
 
 }   // namespace
@@ -163,50 +184,68 @@ int usage() {
 
 int main(int argc, char** argv) {
   using namespace kvp::sim;
-  const char* only = nullptr;
-  std::string mutant;
-  uint64_t from = 1, count = 200;
-  bool places = false;
+  Options o;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--list") {
-      for (const Scenario& s : kScenarios) std::printf("%s\n", s.name);
+      for (const Scenario& s : scenarios()) std::printf("%-11s %s%s\n", s.name, s.what, s.explored ? "" : " (random only)");
       return 0;
     }
-    if (i + 1 == argc) return usage();
-    const char* value = argv[++i];
-    if (arg == "--scenario")
-      only = value;
-    else if (arg == "--places")
-      only = value, places = true;
-    else if (arg == "--mutant")
-      mutant = value;
-    else if (arg == "--seeds") {
-      char* end = nullptr;
-      from = std::strtoull(value, &end, 10);
-      if (*end != ':') return usage();
-      count = std::strtoull(end + 1, nullptr, 10);
-    } else
-      return usage();
-  }
-  bool failed = false, any = false;
-  for (const Scenario& s : kScenarios) {
-    if (only != nullptr && std::strcmp(only, s.name) != 0) continue;
-    any = true;
-    std::set<std::string> seen;
-    const Result r = run(s, from, count, mutant, places ? &seen : nullptr);
-    if (places) {
-      for (const std::string& place : seen) std::printf("%s\n", place.c_str());
-      continue;
-    }
-    if (r.violation.empty()) {
-      std::printf("%s: %llu runs hold, %llu hits, %llu blocks at the end\n", s.name, static_cast<unsigned long long>(r.runs),
-                  static_cast<unsigned long long>(r.hits), static_cast<unsigned long long>(r.blocks));
+    if (arg == "--help") return std::fputs(kUsage, stdout), 0;
+    if (arg == "--places") {
+      o.places = true;
+    } else if (arg == "--mutants") {
+      o.all_mutants = true;
+    } else if (arg == "--weak") {
+      o.weak = true;
+    } else if (arg == "--trace") {
+      o.trace = true;
+    } else if (i + 1 == argc) {
+      wrong("\"" + arg + "\" is not known, or needs a value");
     } else {
-      failed = true;
-      std::printf("%s: VIOLATED: %s; again: kvpool_sim --scenario %s --seeds %llu:1%s%s%s\n", s.name, r.violation.c_str(), s.name,
-                  static_cast<unsigned long long>(r.seed), mutant.empty() ? "" : " --mutant '", mutant.c_str(), mutant.empty() ? "" : "'");
+      const char* value = argv[++i];
+      const std::string text = value;
+      const size_t colon = text.find_first_of(":/");
+      if (arg == "--scenario")
+        o.scenario = value;
+      else if (arg == "--explore")
+        o.explored = value;
+      else if (arg == "--mutant")
+        o.mutants.push_back(text);
+      else if (arg == "--among")
+        o.among = text;
+      else if (arg == "--briefly")
+        o.briefly = text;
+      else if (arg == "--preemptions")
+        o.bound.preemptions = static_cast<uint32_t>(std::min<uint64_t>(number(text), 7));
+      else if (arg == "--events")
+        o.bound.events = static_cast<uint32_t>(std::min<uint64_t>(number(text), 7));
+      else if (arg == "--runs")
+        o.runs = number(text);
+      else if (arg == "--schedules")
+        o.schedules = number(text);
+      else if (arg == "--seeds" && colon != std::string::npos)
+        o.from = number(text.substr(0, colon)), o.count = number(text.substr(colon + 1));
+      else if (arg == "--part" && colon != std::string::npos)
+        o.part = number(text.substr(0, colon)), o.parts = std::max<uint64_t>(1, number(text.substr(colon + 1)));
+      else
+        wrong("\"" + arg + " " + text + "\" is not known");
     }
   }
-  return any ? failed : usage();
+  if (o.places) {
+    const auto passed = places_of_scenarios();
+    for (uint32_t i = 0; i < Places::all().size(); ++i) {
+      std::string by;
+      for (size_t k = 0; k < passed.size(); ++k)
+        if (i < passed[k].size() && passed[k][i]) by += std::string(by.empty() ? "" : " ") + scenarios()[k].name;
+      if (o.scenario == nullptr || (" " + by + " ").find(" " + std::string(o.scenario) + " ") != std::string::npos)
+        std::printf("%s\tline %u\t%s\n", Places::all().name(i).c_str(), Places::all().line(i), by.c_str());
+    }
+    return 0;
+  }
+  if (o.all_mutants) return leave_out_each(o);
+  if (o.mutants.size() > 2) wrong("at most two mutants at a time");
+  Mutant mutant;
+  for (size_t i = 0; i < o.mutants.size(); ++i) mutant.places[i] = place_named(o.mutants[i]);
+  return o.explored != nullptr ? explore_one(o, mutant) : random_schedules(o, mutant);
 }

@@ -1,112 +1,217 @@
-// Processes over the simulated medium: each runs the real protocol code on a stack of its own and stops before every access to memory.
+// Processes over the simulated medium: each runs the real protocol code on a stack of its own and asks the adversary before every access.
 //
-// The scheduler picks who goes on, and what caches and store buffers do in between. A process can be stopped for ever at any access (killed), or
-// for as long as a test likes (a zombie). Leaving out one access of the protocol by its place in the source makes a mutant of it.
+// The adversary picks who goes on, who dies, and what caches and store buffers do in between. Leaving out one access or one check of the protocol
+// by its place in the source makes a mutant of it.
 #pragma once
 #include <ucontext.h>
 
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <set>
 
-#include "digest.h"
-#include "error.h"
 #include "sim/medium.h"
 
 namespace kvp::sim {
 
-struct Stuck {};   // thrown into a process whose run is over, so that its stack unwinds
+constexpr uint32_t kNone = ~0u;
 
-// A place in the protocol's source, such as "slots.h:97 store_fence".
-inline std::string place_of(const char* what, const std::source_location& where) {
-  std::string file = where.file_name();
-  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(where.line()) + " " + what;
-}
+enum class Access : uint8_t {
+  Load,
+  Cas,
+  Push,    // a store, write-back, invalidate or store fence goes into the process's queue
+  Fence,   // a full fence, with something to wait for
+  Mark,    // begin of an operation that a property is about
+  Yield,   // the process gives way
+};
+
+struct Death {   // of one process, or of a host with all its processes
+  std::vector<uint32_t> victims;
+  uint32_t host = kNone;
+  std::function<void()> after;
+  bool done = false;
+};
+struct Stall {   // processes that are stopped and go on much later
+  std::vector<uint32_t> victims;
+};
+
+class Simulation;
+
+class Adversary {
+ public:
+  virtual ~Adversary() = default;
+  virtual void begin(Simulation&) = 0;
+  // Who goes on: one of `ready`. `current` is kNone when the process before it can't.
+  virtual uint32_t next(uint32_t current, Access what, LineIndex line, const std::vector<uint32_t>& ready) = 0;
+  virtual bool strikes(uint32_t death, uint32_t current, Access what) = 0;
+  virtual void crash(uint32_t host) = 0;   // what becomes of the caches of a host that dies
+  virtual void stalls(const Stall&) = 0;
+  virtual uint32_t below(uint32_t n) = 0;   // a free choice of the scenario
+  virtual bool worth_checking() { return true; }
+};
+
+struct Stuck {};       // thrown into a process whose run is over, so that its stack unwinds
+struct Abandoned {};   // thrown out of `run`: the rest of this run was seen before, or it has failed already
 
 class Simulation {
  public:
-  Simulation(uint64_t bytes, uint32_t hosts, uint64_t seed) : medium(bytes, hosts, seed) {}
+  Simulation(uint64_t bytes, uint32_t hosts, Adversary& by) : medium(bytes, hosts), adversary(by) {}
   ~Simulation() {
     over_ = true;
     for (auto& p : processes_)
-      if (p->started && !p->finished) resume(*p);   // unwinds
+      if (p->running()) resume(*p);   // unwinds
   }
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
-  uint32_t spawn(uint32_t host, std::function<void(uint32_t process)> body) {
-    const uint32_t id = medium.add_process(host);
-    auto p = std::make_unique<Process>();
-    p->body = std::move(body);
-    p->id = id;
-    p->simulation = this;
-    processes_.push_back(std::move(p));
-    return id;
+  uint32_t add_process(uint32_t host) {
+    processes_.push_back(std::make_unique<Process>());
+    processes_.back()->id = medium.add_process(host);
+    processes_.back()->simulation = this;
+    return processes_.back()->id;
   }
-  bool finished(uint32_t id) const { return processes_[id]->finished; }
-  bool dead(uint32_t id) const { return processes_[id]->dead; }
-  void kill(uint32_t id) { processes_[id]->dead = true; }
-  void pause(uint32_t id, bool paused) { processes_[id]->paused = paused; }
-  bool running(uint32_t id) const { return !finished(id) && !dead(id); }
+  // `when`: it can't go on before that holds.
+  void start(uint32_t process, std::function<void()> body, std::function<bool()> when = {}) {
+    Process& p = *processes_[process];
+    p.body = std::move(body), p.when = std::move(when);
+    p.state = State::Ready;
+  }
+  void may_die(Death death) { deaths.push_back(std::move(death)); }
+  void strike(uint32_t which) {
+    Death& d = deaths[which];
+    d.done = true;
+    for (const uint32_t v : d.victims) processes_[v]->dead = true;
+    if (d.host == kNone) {   // what it has retired arrives: the kernel's exit path is long and full of locked instructions
+      for (const uint32_t v : d.victims) medium.full_fence(v);
+    } else {
+      adversary.crash(d.host);
+      for (const uint32_t v : d.victims) medium.forget_queue(v);
+    }
+    if (d.after) d.after();
+  }
+  bool dead(uint32_t p) const { return processes_[p]->dead; }
+  bool finished(uint32_t p) const { return !processes_[p]->running() && processes_[p]->state != State::Ready; }
+  void pause(uint32_t p, bool paused) { processes_[p]->paused = paused; }
+  uint64_t accesses(uint32_t p) const { return processes_[p]->accesses; }
+  uint64_t steps() const { return steps_; }
+  bool quiet() const { return quiet_; }
 
-  // Until every process that can go on has finished. False: `steps_max` accesses were not enough.
-  bool run(uint64_t steps_max, const std::function<void()>& each_step = {}) {
-    Choices& c = medium.choices;
-    for (uint64_t step = 0; step < steps_max; ++step) {
-      if (each_step) each_step();
-      std::vector<uint32_t> ready;
+  // Until every process that can go on has finished. Throws Abandoned.
+  void run(uint64_t steps_max) {
+    steps_limit_ = steps_ + steps_max;
+    for (;;) {
+      ready_.clear();
       for (const auto& p : processes_)
-        if (!p->finished && !p->dead && !p->paused) ready.push_back(p->id);
-      if (ready.empty()) return true;
-      const uint32_t what = c.below(16);
-      if (what < 9) {
-        // In runs of one process: a switch at every access would seldom let anybody get far.
-        if (current_ >= processes_.size() || c.one_in(6) || !can_go(current_)) current_ = ready[c.below(static_cast<uint32_t>(ready.size()))];
-        resume(*processes_[current_]);
-      } else if (what < 12) {
-        medium.complete_any(c.below(medium.process_count()));
-      } else if (what < 14) {
-        medium.evict_any(c.below(medium.host_count()));
-      } else {
-        medium.prefetch_any(c.below(medium.host_count()));
+        if (p->can_go()) ready_.push_back(p->id);
+      if (ready_.empty()) {
+        if (!wake_stalled()) return;
+        continue;
+      }
+      if (handed_to_ == kNone) handed_to_ = adversary.next(kNone, Access::Mark, 0, ready_);
+      const uint32_t now = handed_to_;
+      handed_to_ = kNone;
+      if (processes_[now]->can_go()) resume(*processes_[now]);
+      if (abandoned_ || over_) throw Abandoned{};
+    }
+  }
+  // One process alone, with nothing happening by itself: for setting up and for checking.
+  void run_quietly(uint32_t process, std::function<void()> body) {
+    quiet_ = true;
+    steps_limit_ = steps_ + 10'000'000;
+    start(process, std::move(body));
+    resume(*processes_[process]);
+    quiet_ = false;
+    if (abandoned_) throw Abandoned{};
+  }
+  // All that is under way arrives.
+  void settle() {
+    quiet_ = true;
+    medium.settle();
+    quiet_ = false;
+  }
+  void abandon() { abandoned_ = true; }
+  bool abandoned() const { return abandoned_; }
+  void fail(const std::string& what) {
+    if (violation.empty()) violation = what;
+    abandoned_ = true;
+  }
+
+  // ---- called by SimMemory and by bodies of processes ----
+  void access(Access what, LineIndex line, const char* detail = "") {
+    Process& me = *processes_[now_];
+    ++me.accesses;
+    if (trace) trace(now_, what, line, detail);
+    if (!medium.violation.empty()) fail(medium.violation);
+    if (++steps_ > steps_limit_) fail("no progress: a run needed more than its limit of accesses");
+    if (!quiet_ && !abandoned_) {
+      for (uint32_t d = 0; d < deaths.size(); ++d)
+        if (!deaths[d].done && adversary.strikes(d, now_, what)) strike(d);
+      if (what != Access::Push || pushes_are_steps) {
+        ready_.clear();
+        for (const auto& p : processes_)
+          if (p->can_go()) ready_.push_back(p->id);
+        const uint32_t who = ready_.empty() ? kNone : adversary.next(me.can_go() ? now_ : kNone, what, line, ready_);
+        if (who != now_ && !abandoned_) hand_over(me, who);
+      } else if (!me.can_go()) {
+        hand_over(me, kNone);
       }
     }
-    return false;
+    if (over_ || abandoned_) throw Stuck{};
   }
-
-  // Called by SimMemory before each access.
-  void access() {
-    Process& me = *processes_[now_];
-    swapcontext(&me.context, &scheduler_);
-    if (over_) throw Stuck{};
+  void saw(uint64_t value) {   // what a process learnt from the medium decides all that it does
+    uint64_t& h = processes_[now_]->history;
+    h = (h ^ value) * 0x9e3779b97f4a7c15ULL;
+    h ^= h >> 29;
   }
-  bool left_out(const char* what, const std::source_location& where) {
-    if (places != nullptr) places->insert(place_of(what, where));
-    return !mutant.empty() && place_of(what, where) == mutant;
+  uint32_t now() const { return now_; }
+  uint64_t fingerprint() const {
+    uint64_t f = medium.fingerprint() + facts;
+    for (const auto& p : processes_) {
+      const uint64_t parts[4] = {f, p->history, p->accesses,
+                                 static_cast<uint64_t>(p->state) << 8 | static_cast<uint64_t>(p->dead) << 1 | static_cast<uint64_t>(p->paused)};
+      f = line_checksum(parts, sizeof parts, 2);
+    }
+    return f;
   }
+  bool leaves_out(uint32_t place) const { return (place == mutants[0]) | (place == mutants[1]); }
 
   Medium medium;
-  std::string mutant;                        // an access that is left out
-  std::set<std::string>* places = nullptr;   // collects all that could be
+  Adversary& adversary;
+  std::vector<Death> deaths;
+  std::vector<Stall> stalls;
+  std::function<bool()> wake_stalled = [] { return false; };
+  std::function<void(uint32_t process, Access, LineIndex, const char* detail)> trace;
+  std::string violation;
+  uint64_t facts = 0;                 // a fingerprint of what the properties remember
+  uint32_t mutants[2] = {~0u, ~0u};   // places that are left out
+  bool pushes_are_steps = true;
+  bool weak_order = false;
 
  private:
-  static constexpr size_t kStackBytes = 256 << 10;
+  static constexpr size_t kStackBytes = 128 << 10;
+  enum class State : uint8_t { Idle, Ready, Running };
   struct Process {
     uint32_t id = 0;
-    std::function<void(uint32_t)> body;
+    std::function<void()> body;
+    std::function<bool()> when;
     Simulation* simulation = nullptr;
     ucontext_t context{};
     std::unique_ptr<char[]> stack;
-    bool started = false, finished = false, dead = false, paused = false;
+    State state = State::Idle;
+    bool dead = false, paused = false;
+    uint64_t accesses = 0, history = 0;
+    bool running() const { return state == State::Running; }
+    bool can_go() const { return state != State::Idle && !dead && !paused && (!when || when()); }
   };
-  bool can_go(uint32_t id) const { return !processes_[id]->finished && !processes_[id]->dead && !processes_[id]->paused; }
 
+  void hand_over(Process& me, uint32_t who) {
+    handed_to_ = who;
+    swapcontext(&me.context, &scheduler_);
+    now_ = me.id;
+  }
   void resume(Process& p) {
     now_ = p.id;
-    if (!p.started) {
-      p.started = true;
-      p.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+    if (!p.running()) {
+      p.state = State::Running;
+      if (p.stack == nullptr) p.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
       getcontext(&p.context);
       p.context.uc_stack.ss_sp = p.stack.get();
       p.context.uc_stack.ss_size = kStackBytes;
@@ -120,113 +225,20 @@ class Simulation {
   static void enter(uint32_t high, uint32_t low) {
     auto* p = reinterpret_cast<Process*>(uintptr_t{high} << 32 | low);
     try {
-      p->body(p->id);
+      p->body();
     } catch (const Stuck&) {
+    } catch (const Poisoned&) {
+      p->simulation->fail("a poisoned line was read outside of `guarded`: the real process would have died");
     }
-    p->finished = true;
+    p->state = State::Idle;
   }
 
   std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<uint32_t> ready_;
   ucontext_t scheduler_{};
-  uint32_t now_ = 0;
-  uint32_t current_ = ~0u;
-  bool over_ = false;
+  uint32_t now_ = 0, handed_to_ = kNone;
+  uint64_t steps_ = 0, steps_limit_ = 0;
+  bool over_ = false, abandoned_ = false, quiet_ = false;
 };
-
-// The Memory of one simulated process.
-class SimMemory {
- public:
-  using Where = std::source_location;
-  SimMemory(Simulation& simulation, uint32_t process) : s_(&simulation), process_(process) {}
-
-  uint64_t load_word(Offset at) {
-    s_->access();
-    return s_->medium.load(process_, at);
-  }
-  Line load_line(Offset at) {   // word by word: a line may change in the middle
-    Line line;
-    for (uint32_t i = 0; i < 8; ++i) line.words[i] = load_word(at + i * 8);
-    return line;
-  }
-  uint16_t load_half(Offset at) { return static_cast<uint16_t>(s_->medium.load(process_, at & ~7ULL) >> (at % 8 * 8)); }
-  void store_word(Offset at, uint64_t value) {
-    s_->access();
-    s_->medium.push(process_, {Op::Store, line_of(at), word_of(at), value, {}});
-  }
-  void store_half(Offset at, uint16_t value) {
-    const uint64_t word = s_->medium.load(process_, at & ~7ULL), shift = at % 8 * 8;
-    s_->medium.push(process_, {Op::Store, line_of(at), word_of(at), (word & ~(0xffffULL << shift)) | uint64_t{value} << shift, {}});
-  }
-  bool cas_word(Offset at, uint64_t expected, uint64_t desired) {
-    s_->access();
-    return s_->medium.cas(process_, at, expected, desired);
-  }
-  void add_word(Offset at, uint64_t value) { s_->medium.cas(process_, at, s_->medium.load(process_, at), s_->medium.load(process_, at) + value); }
-
-  uint64_t stream_copy(Offset at, const Piece* pieces, uint32_t n) {
-    std::vector<uint8_t> bytes;
-    for (uint32_t i = 0; i < n; ++i) bytes.insert(bytes.end(), pieces[i].data, pieces[i].data + pieces[i].bytes);
-    const uint64_t checksum = payload_checksum(bytes.data(), bytes.size());
-    bytes.resize((bytes.size() + kLineBytes - 1) / kLineBytes * kLineBytes);
-    for (uint64_t i = 0; i < bytes.size(); i += kLineBytes) {
-      s_->access();
-      Pending p{Op::Stream, line_of(at + i), 0, 0, {}};
-      std::memcpy(&p.whole, bytes.data() + i, kLineBytes);
-      s_->medium.push(process_, p);
-    }
-    return checksum;
-  }
-  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at) {
-    std::vector<uint8_t> all;
-    for (uint32_t i = 0; i < n; ++i)
-      for (uint64_t k = 0; k < pieces[i].bytes; k += 8, at += 8) {
-        const uint64_t word = load_word(at);
-        std::memcpy(pieces[i].data + k, &word, 8);
-        all.insert(all.end(), pieces[i].data + k, pieces[i].data + k + 8);
-      }
-    return payload_checksum(all.data(), all.size());
-  }
-  uint64_t checksum(Offset at, uint64_t bytes) {
-    std::vector<uint8_t> copy(bytes);
-    const Piece piece{copy.data(), bytes};
-    return copy_out(&piece, 1, at);
-  }
-
-  void write_back(Offset at, uint64_t bytes, Where where = Where::current()) { each_line(Op::WriteBack, "write_back", at, bytes, where); }
-  void invalidate(Offset at, uint64_t bytes, Where where = Where::current()) { each_line(Op::Invalidate, "invalidate", at, bytes, where); }
-  void prefetch(Offset) {}
-  void store_fence(Where where = Where::current()) {
-    if (s_->left_out("store_fence", where)) return;
-    s_->access();
-    s_->medium.push(process_, {Op::Fence, 0, 0, 0, {}});
-  }
-  void full_fence(Where where = Where::current()) {
-    if (s_->left_out("full_fence", where)) return;
-    const bool weak = s_->left_out("full_fence->store_fence", where);
-    s_->access();
-    if (weak)
-      s_->medium.push(process_, {Op::Fence, 0, 0, 0, {}});
-    else
-      s_->medium.full_fence(process_);
-  }
-  template <class F>
-  bool guarded(F&& f) {
-    f();
-    return true;
-  }
-  bool coherent() const { return false; }
-
- private:
-  void each_line(Op op, const char* what, Offset at, uint64_t bytes, const Where& where) {
-    if (s_->left_out(what, where)) return;
-    for (LineIndex line = line_of(at); line <= line_of(at + bytes - 1); ++line) {
-      if (bytes <= kLineBytes) s_->access();   // long ranges in one go: the interleavings inside are seen with single lines
-      s_->medium.push(process_, {op, line, 0, 0, {}});
-    }
-  }
-  Simulation* s_;
-  uint32_t process_;
-};
-static_assert(Memory<SimMemory>);
 
 }   // namespace kvp::sim

@@ -1,11 +1,17 @@
-// A small region on the simulated medium, and the processes that the scenarios are made of.
+// A small region on the simulated medium, the actors of the scenarios, and the properties that must hold.
+//
+//   no wrong load       a hit has the content of its key
+//   told, then found    a block whose store was answered with stored or present is found by every lookup that begins later, on any host, until
+//                       somebody takes its slot
+//   one writer a slot   nobody takes a slot from a living process of the owner's host that is writing it
+//   one writer a line   only the host that owns a line writes it (unless the scenario has two owners)
+//   nothing is lost     in the end no slot, extent or namespace row is still being written, and every block in a slot is found on every host
+//   answers come        a load, a lookup and a store need no more than so many accesses of their own, whatever the others do
 #pragma once
-#include <array>
 #include <string>
-#include <vector>
 
 #include "recovery.h"
-#include "sim/simulation.h"
+#include "sim/memory_sim.h"
 
 namespace kvp::sim {
 
@@ -13,176 +19,375 @@ using SimAttached = Attached<SimMemory>;
 using SimTransfer = Transfer<SimMemory>;
 
 inline constexpr uint64_t kBlockBytes = 128;   // two lines: a torn payload shows
+inline constexpr uint64_t kSteps = 400000;
 
 struct WorldOptions {
-  uint32_t hosts = 3;
+  uint32_t hosts = 2;
   uint32_t slots = 2;   // an extent
   uint32_t keys = 3;
-  uint64_t slot_bytes = kBlockBytes;
+  uint32_t log_records = 16;
+  uint32_t namespaces = 2;
+  uint64_t load_accesses_max = 1000, store_accesses_max = 150000;   // of its own, in one operation: a store waits a little for others
 };
 
 // Content that says which key it belongs to, different in every line.
 inline void fill_block(uint32_t key, uint8_t* to, uint64_t bytes) {
   for (uint64_t i = 0; i < bytes; ++i) to[i] = static_cast<uint8_t>(key * 31 + i / kLineBytes * 7 + 1);
 }
-inline Key key_number(uint32_t k) {   // tags and buckets collide on purpose: there are few of each
-  return {{uint64_t{k + 1} << 48, 1, 2, uint64_t{k} * 7919 + 3}};
-}
+// Tags collide for every second key, and all keys share their first bucket. Three keys in eight have a second one.
+inline Key key_number(uint32_t k) { return {{uint64_t{k / 2 + 1} << 48, 1, k % 8 >= 5 ? ~uint64_t{0} : 2, uint64_t{k} * 7919 + 3}}; }
+
+struct Actor {   // a process that has attached
+  uint32_t host, participant, process;
+  bool replicates;   // keeps a replica of other hosts' directories
+  std::unique_ptr<SimAttached> a;
+  std::unique_ptr<SimTransfer> t;
+};
+
+inline constexpr ReplicaPace kProbes{0, 0};   // never has a whole replica, so it probes the shard itself
+
+struct Totals {
+  uint64_t runs = 0, steps = 0, loads = 0, hits = 0, stores = 0, blocks_at_end = 0, checks = 0;
+  uint64_t longest_load = 0, longest_store = 0;
+};
 
 class World {
  public:
-  World(const WorldOptions& options, uint64_t seed) : options(options), sb(plan(options)), sim(sb.region_bytes, options.hosts, seed) {
-    for (uint32_t h = 0; h < options.hosts; ++h) sim.medium.set_word(ShardMap(sb, HostIndex{h}).header(), 1);
+  World(const WorldOptions& o, const Superblock& plan, Adversary& by, Totals& t)
+      : options(o), sb(plan), sim(plan.region_bytes, o.hosts, by), totals(t) {
+    for (uint32_t h = 0; h < o.hosts; ++h) sim.medium.set_word(ShardMap(sb, HostIndex{h}).header(), 1), owner[h] = h;
     sim.medium.may_write = [this](uint32_t host, LineIndex line) {
       const Offset at = line * kLineBytes;
+      if (at < sb.shard_offset) return false;
       const auto shard = static_cast<uint32_t>((at - sb.shard_offset) / sb.shard_bytes);
-      return at < sb.shard_offset || shard == host || (at >= ShardMap(sb, HostIndex{shard}).namespace_row(0) && owner[shard] == host);
+      return at < ShardMap(sb, HostIndex{shard}).namespace_row(0) ? shard == host : owner[shard] == host;
     };
-    for (uint32_t h = 0; h < options.hosts; ++h) owner[h] = h;
+    sim.medium.on_note = [this](uint64_t serial) {
+      for (Told& one : told_)
+        if (one.serial == serial) one.known = true;
+      remember();
+    };
+    by.begin(sim);
   }
-
-  void fail(const std::string& what) {
-    if (violation.empty()) violation = what;
-  }
-  std::string verdict() const { return !violation.empty() ? violation : sim.medium.violation; }
-
-  // ---- bodies of processes ----
-
-  // Stores `stores` blocks, chosen freely.
-  uint32_t spawn_writer(uint32_t host, uint32_t participant, uint32_t stores, uint64_t block_bytes = kBlockBytes) {
-    live(host, participant);
-    return sim.spawn(host, [=, this](uint32_t id) {
-      SimAttached a(SimMemory(sim, id), sb, HostIndex{host});
-      a.participant = participant, a.generation = 1;
-      SimTransfer t(a);
-      for (uint32_t i = 0; i < stores; ++i) store(a, t, sim.medium.choices.below(options.keys), block_bytes);
-    });
-  }
-  // `wrong_checksum`: is a block whose header did not change, but whose payload does not fit, an error here? (PROTOCOL 2.6: it would be a wrong
-  // hit if the payload checksum were not checked.)
-  uint32_t spawn_reader(uint32_t host, uint32_t loads, bool wrong_checksum) {
-    return sim.spawn(host, [=, this](uint32_t id) {
-      SimAttached a(SimMemory(sim, id), sb, HostIndex{host});
-      a.participant = 3, a.generation = 1;
-      for (uint32_t h = 0; h < options.hosts; ++h) a.set_owned(HostIndex{h}, h == host);
-      SimTransfer t(a);
-      for (uint32_t i = 0; i < loads; ++i) load(t, sim.medium.choices.below(options.keys), wrong_checksum);
-    });
-  }
-  uint32_t spawn_reaper(uint32_t host, uint32_t dead_participant) {
-    live(host, 2);
-    return sim.spawn(host, [=, this](uint32_t id) {
-      SimAttached a(SimMemory(sim, id), sb, HostIndex{host});
-      a.participant = 2, a.generation = 1;
-      reap(a, a.home(), dead_participant, kNobody);
-    });
-  }
-  uint32_t spawn_adopter(uint32_t host, uint32_t shard, uint64_t epoch) {
-    live(host, 1);
-    return sim.spawn(host, [=, this](uint32_t id) {
-      SimAttached a(SimMemory(sim, id), sb, HostIndex{host});
-      a.participant = 1, a.generation = 1;
-      adopt(a, a.shard(HostIndex{shard}), epoch);
-    });
-  }
-  uint32_t spawn(uint32_t host, uint32_t participant, std::function<void(SimAttached&, SimTransfer&)> body) {
-    live(host, participant);
-    return sim.spawn(host, [=, this](uint32_t id) {
-      SimAttached a(SimMemory(sim, id), sb, HostIndex{host});
-      a.participant = participant, a.generation = 1;
-      SimTransfer t(a);
-      body(a, t);
-    });
-  }
-
-  Outcome store(SimAttached& a, SimTransfer& t, uint32_t key, uint64_t block_bytes) {
-    uint16_t ns = 0;
-    std::array<uint8_t, 32> digest{};
-    digest[0] = static_cast<uint8_t>(block_bytes / kLineBytes);
-    if (const Outcome o = t.namespaces().find_or_add(digest.data(), block_bytes, "", 0, ns); o != Outcome::Ok) return o;
-    std::vector<uint8_t> bytes(block_bytes);
-    fill_block(key, bytes.data(), block_bytes);
-    const Piece piece{bytes.data(), block_bytes};
-    Claim claim;
-    const uint64_t slot_bytes = Namespaces<SimMemory>::slot_bytes_for(a.home(), block_bytes);
-    const Outcome begun = t.begin_store(key_number(key), slot_bytes, claim);
-    return begun == Outcome::Ok ? t.complete_store(claim, key_number(key), &piece, 1, block_bytes, ns, slot_bytes) : begun;
-  }
-  Outcome load(SimTransfer& t, uint32_t key, bool wrong_checksum) {
-    const Key k = key_number(key);
-    Outcome code{};
-    Found f;
-    t.refresh();
-    t.lookup_group(&k, 1, &code, &f);
-    if (code != Outcome::Ok) return code;
-    std::vector<uint8_t> got(f.header.length_bytes), want(f.header.length_bytes);
-    const Piece piece{got.data(), got.size()};
-    const Outcome loaded = t.load_block(f, &piece, 1, got.size(), 1);
-    fill_block(key, want.data(), want.size());
-    if (loaded == Outcome::Ok) ++hits;
-    if (loaded == Outcome::Ok && got != want) fail("a hit returned wrong content");
-    if (loaded == Outcome::FailedChecksum && wrong_checksum)
-      fail("wrong content below an unchanged header: without the payload checksum this were a hit");
-    return loaded;
-  }
-
-  // In the end, when nothing is under way: no slot of the shard is lost, and every stored block is a hit on every host.
-  void check_quiet(uint32_t shard, uint64_t steps_max) {
-    sim.medium.settle();
-    std::vector<uint32_t> stored;
-    const uint32_t owner_host = owner[shard];
-    spawn_check(owner_host, [&](SimAttached& a, SimTransfer&) {
-      for_each_slot(a, a.shard(HostIndex{shard}), [&](SlotId slot) {
-        const Header h = a.load_header(a.shard(HostIndex{shard}), slot);
-        if (h.word().state() == SlotState::Writing) fail("slot lost: WRITING for ever");
-        if (h.word().state() == SlotState::Stable && !h.right) fail("a stored block has a wrong header checksum");
-        if (h.word().state() == SlotState::Stable && h.right)
-          for (uint32_t k = 0; k < options.keys; ++k)
-            if (h.key() == key_number(k)) stored.push_back(k);
-      });
-    });
-    finish(steps_max);
-    blocks_at_end = static_cast<uint32_t>(stored.size());
-    for (uint32_t host = 0; host < options.hosts; ++host) {
-      if (host_down[host]) continue;
-      spawn_check(host, [&, host](SimAttached& a, SimTransfer& t) {
-        for (uint32_t h = 0; h < options.hosts; ++h) a.set_owned(HostIndex{h}, owner[h] == host);
-        for (const uint32_t k : stored)
-          if (const Outcome o = load(t, k, true); o != Outcome::Ok)
-            fail("a stored block is never found on host " + std::to_string(host) + " (outcome " + std::to_string(static_cast<int>(o)) + ")");
-      });
-      finish(steps_max);
-    }
-  }
-  void finish(uint64_t steps_max) {
-    if (!sim.run(steps_max)) fail("no progress: " + std::to_string(steps_max) + " accesses were not enough");
-  }
-
-  const WorldOptions options;
-  const Superblock sb;
-  Simulation sim;
-  std::array<uint32_t, kMaxHosts> owner{};
-  std::array<bool, kMaxHosts> host_down{};
-  std::string violation;
-  uint64_t hits = 0;
-  uint32_t blocks_at_end = 0;
-
- private:
   static Superblock plan(const WorldOptions& o) {
     GeometryRequest r;
-    r.hosts = o.hosts, r.participants = 4, r.namespaces = 2, r.slot_bytes_min = o.slot_bytes, r.extent_bytes = o.slots * o.slot_bytes;
+    r.hosts = o.hosts, r.participants = 5, r.namespaces = o.namespaces, r.slot_bytes_min = kBlockBytes, r.extent_bytes = o.slots * kBlockBytes;
     r.coherence = Coherence::Software;
-    for (r.region_bytes = 64 << 10;; r.region_bytes += 4096 * o.hosts) {
+    for (r.region_bytes = 16 << 10;; r.region_bytes += 4096 * o.hosts) {
       try {
-        return plan_region(r);
+        Superblock sb = plan_region(r);
+        KVP_CHECK(sb.extent_count == 1);
+        sb.log_record_count = o.log_records;   // smaller than any real one: it has to wrap
+        return sb;
       } catch (const Error&) {
       }
     }
   }
-  void live(uint32_t host, uint32_t participant) {
-    sim.medium.set_word(ShardMap(sb, HostIndex{host}).participant(participant), uint64_t{1} << 32 | 1);
+
+  // ---- actors ----
+  Actor& join(uint32_t host, uint32_t participant, ReplicaPace pace = {}) {
+    const uint32_t process = sim.add_process(host);
+    auto actor = std::make_unique<Actor>();
+    actor->host = host, actor->participant = participant, actor->process = process, actor->replicates = pace.headers != 0;
+    attach(*actor, 1, pace);
+    actors_.push_back(std::move(actor));
+    return *actors_.back();
   }
-  void spawn_check(uint32_t host, std::function<void(SimAttached&, SimTransfer&)> body) { spawn(host, 3, std::move(body)); }
+  // As a new process would: another generation of the same participant entry.
+  void attach(Actor& actor, uint32_t generation, ReplicaPace pace = {}) {
+    actor.t.reset();
+    actor.a = std::make_unique<SimAttached>(SimMemory(sim, actor.process), sb, HostIndex{actor.host});
+    actor.a->mem.on_store = [this, process = actor.process](Offset at, uint64_t value) { word_changes(process, at, value); };
+    actor.a->participant = actor.participant, actor.a->generation = generation;
+    actor.t = std::make_unique<SimTransfer>(*actor.a, pace);
+  }
+  void start(Actor& actor, std::function<void()> body, std::function<bool()> when = {}) {
+    sim.start(actor.process, std::move(body), std::move(when));
+  }
+  void quietly(Actor& actor, std::function<void()> body) { sim.run_quietly(actor.process, std::move(body)); }
+  bool gone(const Actor& actor) const { return sim.dead(actor.process) || sim.finished(actor.process); }
+  bool dead(const Actor& actor) const { return sim.dead(actor.process); }
+  void run() { sim.run(kSteps); }
+
+  // ---- what actors do ----
+  Outcome store(Actor& actor, uint32_t key, uint64_t block_bytes = kBlockBytes) {
+    const uint64_t before = begin(actor);
+    const Outcome o = store_block(actor, key, block_bytes);
+    ended("store", actor, before, options.store_accesses_max, totals.longest_store);
+    ++totals.stores;
+    return o;
+  }
+  Outcome load(Actor& actor, uint32_t key) {
+    SimTransfer& t = *actor.t;
+    const Key k = key_number(key);
+    Outcome code = Outcome::TierError;
+    Found f;
+    const uint64_t before = begin(actor);
+    const std::vector<Told> known = told_of(k, actor.host != 0);
+    const bool medium_works = actor.a->mem.guarded([&] {
+      t.refresh();
+      t.lookup_group(&k, 1, &code, &f);
+    });
+    if (!medium_works) code = Outcome::TierError;
+    if (code == Outcome::Ok) {
+      std::vector<uint8_t> got(f.header.length_bytes), want(f.header.length_bytes);
+      const Piece piece{got.data(), got.size()};
+      if (got.size() > sb.extent_payload_bytes || !actor.a->mem.guarded([&] { code = t.load_block(f, &piece, 1, got.size(), 1); }))
+        code = Outcome::TierError;
+      fill_block(key, want.data(), want.size());
+      if (code == Outcome::Ok && got != want) sim.fail("a hit returned wrong content");
+    }
+    ended("load", actor, before, options.load_accesses_max, totals.longest_load);
+    ++totals.loads, totals.hits += code == Outcome::Ok;
+    if (code != Outcome::Ok && strict)
+      for (const Told& one : told_of(k, actor.host != 0))
+        for (const Told& then : known)
+          if (one == then)
+            sim.fail("key " + std::to_string(key) + " was stored, told, and never taken away, but host " + std::to_string(actor.host) +
+                     " got outcome " + std::to_string(static_cast<int>(code)));
+    if (code == Outcome::FailedChecksum && strict) sim.fail("a payload does not fit its unchanged header");
+    return code;
+  }
+  // What the daemon does above the high watermark: the first stored slot from `from` on becomes free.
+  void free_one(Actor& actor, uint32_t from) {
+    SimAttached& a = *actor.a;
+    for (uint32_t i = 0; i < options.slots; ++i) {
+      const SlotId slot = SlotId::make(0, (from + i) % options.slots);
+      const SlotWord word = a.word_of(a.home(), slot);
+      if (word.state() != SlotState::Stable) continue;
+      evict_to_free(a, a.home(), slot, word);
+      return;
+    }
+  }
+  // Nobody but the owner's host has a line of the shard that may still come over the medium.
+  void no_late_lines(uint32_t shard) {
+    for (uint32_t host = 0; host < options.hosts; ++host) {
+      if (host == owner[shard]) continue;
+      bool late = false;
+      for (const LineState& l : sim.medium.touched()) late = late || (belongs_to_owner(l.index, shard) && l.copies[host].state == CopyState::Dirty);
+      for (uint32_t p = 0; p < sim.medium.processes(); ++p)
+        if (sim.medium.host_of(p) == host)
+          for (const Pending& op : sim.medium.queue(p))
+            late = late || (belongs_to_owner(op.line, shard) && (is_store(op.op) || op.op == Op::Stream) && op.op != Op::Note);
+      if (late) sim.fail("host " + std::to_string(host) + " may still write to lines of shard " + std::to_string(shard) + ", which is not its own");
+    }
+  }
+  // There is one owner again: from here on nothing that is told may be missed.
+  void expect_from_now_on() {
+    sim.settle();
+    told_.clear();
+    strict = true;
+  }
+  uint32_t below(uint32_t n) { return sim.adversary.below(n); }
+  // A free choice of the adversary, but in a small configuration always the same.
+  uint32_t any_key() { return below(options.keys); }
+
+  // ---- in the end, when nothing is under way ----
+  void check(uint32_t shard = 0) {
+    sim.settle();
+    if (!sim.adversary.worth_checking()) return;
+    ++totals.checks;
+    std::vector<uint32_t> stored;
+    Actor& own = join(owner[shard], 4);
+    own.a->set_owned(HostIndex{shard}, true);
+    quietly(own, [&] {
+      SimAttached& a = *own.a;
+      const ShardMap& s = a.shard(HostIndex{shard});
+      for_each_slot(a, s, [&](SlotId slot) {
+        const Header h = a.load_header(s, slot);
+        if (h.word().state() == SlotState::Writing) sim.fail("slot " + std::to_string(slot.slot()) + " is lost: WRITING for ever");
+        if (h.word().state() == SlotState::Stable && !h.right) sim.fail("a stored block has a wrong header checksum");
+        if (h.word().state() == SlotState::Stable && h.right)
+          for (uint32_t k = 0; k < 2 * options.keys; ++k)
+            if (h.key() == key_number(k)) stored.push_back(k);
+      });
+      for (uint32_t e = 0; e < sb.extent_count; ++e)
+        if (SlotWord{a.mem.load_word(s.extent_descriptor(e))}.state() == SlotState::Writing) sim.fail("an extent is lost: being cut for ever");
+      for (uint32_t i = 0; i < sb.namespace_count; ++i)
+        if (SlotWord{a.mem.load_word(s.namespace_row(i))}.state() == SlotState::Writing) sim.fail("a namespace row is lost: WRITING for ever");
+    });
+    totals.blocks_at_end += stored.size();
+    no_late_lines(shard);
+    for (const LineState& l : sim.medium.touched()) {
+      const Copy& c = l.copies[owner[shard]];
+      if (belongs_to_owner(l.index, shard) && c.state == CopyState::Clean && !same(c.line, l.medium))
+        sim.fail("line " + std::to_string(l.index) + " differs between the owner's cache and the medium for good");
+    }
+    if (strict)
+      for (const Told& one : told_) {
+        bool there = false;
+        for (const uint32_t k : stored) there = there || key_number(k) == one.key;
+        if (!there) sim.fail("a block was stored and told, and is gone although nobody took it away");
+      }
+    strict = false;   // here every miss counts, told or not
+    const auto finds_all = [&](Actor& reader, const char* what) {
+      if (stored.empty()) quietly(reader, [&] { load(reader, 0); });
+      for (const uint32_t k : stored) {
+        Outcome o = Outcome::NeverStored;
+        quietly(reader, [&] { o = load(reader, k); });
+        if (o != Outcome::Ok)
+          sim.fail("a stored block is never found on host " + std::to_string(reader.host) + " by " + what + " (outcome " +
+                   std::to_string(static_cast<int>(o)) + ")");
+      }
+      if (!reader.replicates || reader.host == shard) return;
+      for (int i = 0; i < 100 && !reader.t->follows(HostIndex{shard}); ++i) quietly(reader, [&] { load(reader, 0); });
+      if (!reader.t->follows(HostIndex{shard}))
+        sim.fail("a follower of the log on host " + std::to_string(reader.host) + " walks all headers again and again");
+    };
+    for (size_t i = 0, living = actors_.size(); i < living; ++i)
+      if (!dead(*actors_[i])) finds_all(*actors_[i], ("process " + std::to_string(actors_[i]->process) + ", there all the time").c_str());
+    for (uint32_t host = 0; host < options.hosts; ++host) {
+      if (host_down[host]) continue;
+      for (const ReplicaPace pace : {ReplicaPace{}, kProbes}) {   // with a replica; by probing the shard
+        Actor& reader = join(host, 4, pace);
+        for (uint32_t h = 0; h < options.hosts; ++h) reader.a->set_owned(HostIndex{h}, owner[h] == host);
+        finds_all(reader, pace.headers == 0 ? "a new process that probes" : "a new process with a replica");
+      }
+    }
+    // The medium alone must have it all, too: whatever happens to the owner's caches now.
+    if (host_down[owner[shard]]) return;
+    for (uint32_t host = 0; host < options.hosts; ++host)
+      if (host != owner[shard] && !host_down[host]) {
+        for (size_t i = 0; i < sim.medium.touched().size(); ++i) sim.medium.drop(owner[shard], sim.medium.touched()[i].index);
+        Actor& reader = join(host, 4);
+        finds_all(reader, "a new process, after the owner's caches are lost");
+        return;
+      }
+  }
+
+  const WorldOptions options;
+  const Superblock& sb;
+  Simulation sim;
+  Totals& totals;
+  std::array<uint32_t, kHosts> owner{};
+  std::array<bool, kHosts> host_down{};
+  bool strict = true;      // told, then found
+  bool exclusive = true;   // one writer a slot
+  bool small = false;      // a configuration for the explorer
+
+ private:
+  bool belongs_to_owner(LineIndex line, uint32_t shard) const {
+    const ShardMap s(sb, HostIndex{shard});
+    return line * kLineBytes >= s.namespace_row(0) && line * kLineBytes < s.end();
+  }
+  struct Told {
+    Offset at;   // of the header
+    uint64_t word;
+    Key key;
+    uint64_t serial;
+    uint64_t known;    // has it reached the others?
+    uint64_t logged;   // not only vouched for: the change log says it too
+    bool operator==(const Told&) const = default;
+  };
+  // Who follows the log may not know yet what a finder has vouched for; its writer, or the reaper, will say it.
+  std::vector<Told> told_of(const Key& key, bool follower) const {
+    std::vector<Told> found;
+    for (const Told& one : told_)
+      if (one.key == key && one.known != 0 && (one.logged != 0 || !follower)) found.push_back(one);
+    return found;
+  }
+  // The process tells the others, by a store: it arrives when the process's fences let it.
+  void tell(const Actor& actor, SlotId slot, SlotWord word, const Key& key, bool logged) {
+    const Told told{actor.a->home().slot_header(slot), word.raw, key, ++last_serial_, 0, logged};
+    told_.push_back(told);
+    sim.access(Access::Push, 0, "tells");
+    sim.medium.push(actor.process, {Op::Note, 0, 0, told.serial, {}});
+  }
+  // A slot, row or extent that a living process of the owner's host is writing is nobody else's.
+  void check_holder(uint32_t process, Offset at, SlotWord now) {
+    for (size_t i = 0; i < held_.size(); ++i)
+      if (held_[i].at == at) {
+        const uint32_t holder = held_[i].process;
+        const auto shard = static_cast<uint32_t>((at - sb.shard_offset) / sb.shard_bytes);
+        if (exclusive && holder != process && !sim.dead(holder) && sim.medium.host_of(holder) == owner[shard])
+          sim.fail("process " + std::to_string(process) + " took from process " + std::to_string(holder) + " what that one is writing");
+        held_.erase(held_.begin() + static_cast<long>(i));
+        break;
+      }
+    if (now.state() == SlotState::Writing) held_.push_back({at, process});
+  }
+  bool is_slot_word(Offset at) const {
+    if (at < sb.shard_offset || at % kLineBytes != 0) return false;
+    const uint64_t in = (at - sb.shard_offset) % sb.shard_bytes;
+    return (in >= sb.namespaces_offset && in < sb.extent_descriptors_offset && (in - sb.namespaces_offset) % sizeof(NamespaceRow) == 0) ||
+           (in >= sb.extent_descriptors_offset && in < sb.buckets_offset) ||
+           (in >= sb.extents_offset && in < sb.extents_offset + sb.slots_per_extent * kLineBytes);
+  }
+  void word_changes(uint32_t process, Offset at, uint64_t value) {
+    if (is_slot_word(at)) check_holder(process, at, SlotWord{value});
+    for (size_t i = 0; i < told_.size(); ++i)
+      if (told_[i].at == at && told_[i].word != value) {
+        told_.erase(told_.begin() + static_cast<long>(i--));
+        remember();
+      }
+  }
+  void remember() {
+    sim.facts = 0;
+    for (const Told& one : told_)
+      if (one.known != 0) sim.facts += line_checksum(&one, offsetof(Told, serial), 4 + one.logged);
+  }
+  uint64_t begin(Actor& actor) {
+    sim.access(Access::Mark, 0);
+    if (sim.medium.listener != nullptr) sim.medium.listener->before(actor.process, 0, Use::Load);   // what others tell may arrive just now
+    return sim.accesses(actor.process);
+  }
+  void ended(const char* what, const Actor& actor, uint64_t before, uint64_t most, uint64_t& longest) {
+    const uint64_t used = sim.accesses(actor.process) - before;
+    if (used > longest) longest = used;
+    if (used > most) sim.fail(std::string("a ") + what + " needed " + std::to_string(used) + " accesses of its own");
+  }
+  Outcome store_block(Actor& actor, uint32_t key, uint64_t block_bytes) {
+    SimAttached& a = *actor.a;
+    SimTransfer& t = *actor.t;
+    Outcome o = Outcome::TierError;
+    uint16_t ns = 0;
+    std::array<uint8_t, 32> digest{};
+    digest[0] = static_cast<uint8_t>(block_bytes / kLineBytes);
+    std::vector<uint8_t> bytes(block_bytes);
+    fill_block(key, bytes.data(), block_bytes);
+    const Piece piece{bytes.data(), block_bytes};
+    const Key k = key_number(key);
+    const uint64_t slot_bytes = Namespaces<SimMemory>::slot_bytes_for(a.home(), block_bytes);
+    Claim claim;
+    const bool medium_works = a.mem.guarded([&] {
+      if ((o = t.namespaces().find_or_add(digest.data(), block_bytes, "", 0, ns)) != Outcome::Ok) return;
+      o = t.begin_store(k, slot_bytes, claim);
+      if (o != Outcome::Ok) return;
+      o = t.complete_store(claim, k, &piece, 1, block_bytes, ns, slot_bytes);
+    });
+    if (!medium_works) o = Outcome::TierError;
+    // Told, unless somebody took it away meanwhile.
+    if (o == Outcome::Present && newest_word(a.home().slot_header(claim.slot)) == claim.word) tell(actor, claim.slot, claim.word, k, false);
+    if (o == Outcome::Ok) {
+      const SlotWord word = newest_word(a.home().slot_header(claim.slot));
+      if (word.state() == SlotState::Stable && word.participant() == a.participant && word.generation() == a.generation &&
+          word.count() <= claim.word.count() + 1)
+        tell(actor, claim.slot, word, k, true);
+    }
+    return o;
+  }
+  // As the owner's host sees it: in some process's queue, in the cache, or in the medium.
+  SlotWord newest_word(Offset at) {
+    const LineIndex line = line_of(at);
+    const auto shard = static_cast<uint32_t>((at - sb.shard_offset) / sb.shard_bytes);
+    const uint32_t host = owner[shard];
+    for (uint32_t p = 0; p < sim.medium.processes(); ++p)
+      if (sim.medium.host_of(p) == host)
+        for (auto i = sim.medium.queue(p).rbegin(); i != sim.medium.queue(p).rend(); ++i)
+          if (i->op == Op::Store && i->line == line && i->word == word_of(at)) return {i->value};
+    const LineState* l = sim.medium.find(line);
+    if (l == nullptr) return {};
+    return {l->copies[host].state != CopyState::Absent ? l->copies[host].line.words[word_of(at)] : l->medium.words[word_of(at)]};
+  }
+
+  std::vector<std::unique_ptr<Actor>> actors_;
+  struct Held {
+    Offset at;
+    uint32_t process;
+  };
+  std::vector<Told> told_;
+  std::vector<Held> held_;
+  uint64_t last_serial_ = 0;
 };
 
 }   // namespace kvp::sim
