@@ -44,7 +44,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
     MissReason.TIER_ERROR.value: (
         "a tier could not be read",
-        "Look at 'kvpool status' and the daemon's log; then run 'kvpool fsck'.",
+        "Look at 'kvpool status' and the daemon's log; then run 'kvpool fsck --repair'.",
     ),
     MissReason.QUOTA.value: (
         "the tenant's quota was used up",
@@ -60,7 +60,8 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
     MissReason.FENCED.value: (
         "another host owns this host's shard now",
-        "Two hosts run with the same number, or this one was given up: restart it with its own --host.",
+        "Two hosts run with the same number, or this one was given up: 'kvpool status' says who has its "
+        "shard, 'kvpool adopt' takes it back.",
     ),
 }
 

@@ -29,11 +29,15 @@ from kvpool.report import (
     AdoptReport,
     Counters,
     FsckReport,
+    HeartbeatReport,
     HostUsage,
     NamespaceUsage,
     ParticipantInfo,
+    PeerLitmus,
     ReapReport,
+    RepairReport,
     ScrubReport,
+    ShardOwner,
     SlotInfo,
     Usage,
 )
@@ -131,9 +135,10 @@ class Region:
              process after fork must attach for itself.
     """
 
-    def __init__(self, native: _native.Region, path: str) -> None:
+    def __init__(self, native: _native.Region, path: str, host: int) -> None:
         self._native = native
         self.path = path
+        self.host = host
         self.info = region_info(path, native.superblock())
         self._namespaces: dict[bytes, int] = {}
         self._finalizer = weakref.finalize(self, native.close)
@@ -267,14 +272,16 @@ class Region:
         take_over = role == "daemon"
         if take_over:
             _refuse_living_owner(path, host, lock, node)
-        return cls(_native.Region(path, host, _ROLES[role], False, take_over, lock, node, boot_id()), path)
+        return cls(
+            _native.Region(path, host, _ROLES[role], False, take_over, lock, node, boot_id()), path, host
+        )
 
     @classmethod
     def open_read_only(cls, path: str | Path, *, lock_path: str | Path | None = None) -> Region:
         """Opens to look only: no participant entry is taken, nothing is written. For status, fsck, dump."""
         path = os.fspath(path)
         lock = os.fspath(lock_path) if lock_path is not None else default_lock_path(path)
-        return cls(_native.Region(path, 0, _ROLES["tool"], True, False, lock, "", b""), path)
+        return cls(_native.Region(path, 0, _ROLES["tool"], True, False, lock, "", b""), path, 0)
 
     def close(self) -> None:
         """Leaves the region. Further calls raise RegionError."""
@@ -376,6 +383,7 @@ class Region:
                 slots_free=h["slots_free"],
                 extents_total=h["extents"],
                 extents_free=h["extents_free"],
+                owner=h["owner"],
             )
             for h in hosts
         ]
@@ -455,21 +463,48 @@ class Region:
         """Cleans up after processes of this host that died without saying goodbye."""
         return ReapReport(*self._native.reap())
 
-    def heartbeat(self) -> None:
+    def heartbeat(self) -> HeartbeatReport:
         """Says that this host lives.
 
-        Also tells a new owner when this host lost its shard to it, and puts an adopted shard in order
-        (PROTOCOL 5, audit) once its old owner has said so.
+        Also tells a new owner when this host lost its shard to it, and puts a shard that this host got in
+        order (PROTOCOL 5, audit) once its old owner has said so.
         """
         self._native.heartbeat()
-        self._native.acknowledge_lost()
-        self._native.audit_adopted()
+        lost, audited = self._native.acknowledge_lost(), self._native.audit_adopted()
+        shards = range(self.info.hosts)
+        return HeartbeatReport(
+            owners=self.owners(),
+            acknowledged=[shard for shard in shards if lost >> shard & 1],
+            audited=[shard for shard in shards if audited >> shard & 1],
+        )
 
-    def scrub(self, *, start: int = 0, limit: int | None = None) -> ScrubReport:
-        """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged."""
-        if start < 0 or (limit is not None and limit < 0):
-            raise KvpoolError(f"scrub from slot {start}, at most {limit} blocks: expected 0 or more")
-        return ScrubReport(*self._native.scrub(start, BYTES_MAX if limit is None else limit))
+    def heartbeat_of(self, host: int) -> int:
+        """A number that grows as long as the daemon of `host` runs."""
+        return self._native.host(host)[2]
+
+    def owners(self) -> list[ShardOwner]:
+        """Of each shard."""
+        return [ShardOwner(*owner) for owner in self._native.owners()]
+
+    def scrub(self, *, start: int = 0, limit: int | None = None, bytes_max: int | None = None) -> ScrubReport:
+        """Verifies the payload of up to `limit` of this host's blocks and evicts those that are damaged.
+
+        Stops as soon as `bytes_max` were read.
+        """
+        if start < 0 or (limit is not None and limit < 0) or (bytes_max is not None and bytes_max < 1):
+            raise KvpoolError(
+                f"scrub from slot {start}, at most {limit} blocks, {bytes_max} bytes: "
+                "expected 0 or more, and at least 1 byte"
+            )
+        limits = [BYTES_MAX if value is None else value for value in (limit, bytes_max)]
+        return ScrubReport(*self._native.scrub(start, *limits))
+
+    def repair(self) -> RepairReport:
+        """Puts in order what `check` finds in the shards that this host owns; reads all their blocks.
+
+        No block that could be served is lost. Others may use the region meanwhile.
+        """
+        return RepairReport(*self._native.repair())
 
     def adopt(self, host: int, epoch: int) -> AdoptReport:
         """Takes over the shard of `host`, whose processes are gone (PROTOCOL 5).
@@ -489,6 +524,37 @@ class Region:
                 "the arbiter gives numbers from 1, each higher than the last"
             )
         return AdoptReport(*self._native.adopt(host, epoch))
+
+    # -- litmus (kvpool.litmus) --------------------------------------------------------------------------
+
+    def litmus_begin(self) -> bool:
+        """Takes this host's turn at the litmus test; False when another process of the host has it."""
+        return self._native.litmus_begin()
+
+    def litmus_end(self) -> None:
+        """Gives the turn back, and tells other hosts that nobody answers here any more."""
+        self._native.litmus_end()
+
+    def litmus_serve(self, budget_s: float) -> bool:
+        """Does what other hosts ask, for as long as they go on, at most `budget_s`. True: somebody asked."""
+        return self._native.litmus_serve(int(budget_s * 1e9))
+
+    def litmus_beats(self) -> list[int]:
+        """A number of each host that changes as long as somebody answers there; 0 where nobody does."""
+        return self._native.litmus_beats()
+
+    def litmus_measure(self, peer: int, rounds: int) -> PeerLitmus:
+        """Measures what this host sees of the stores of `peer`. Ends within seconds, whatever it does."""
+        counts, trips = self._native.litmus_measure(peer, rounds)
+        trips.sort()
+        boots = [self._native.host(host)[3] for host in (peer, self.host)]
+        return PeerLitmus(
+            host=peer,
+            same_machine=boots[0] == boots[1] != bytes(16),
+            round_trip_us=trips[len(trips) // 2] / 1000 if trips else 0.0,
+            round_trip_max_us=trips[-1] / 1000 if trips else 0.0,
+            **counts,
+        )
 
 
 def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:

@@ -84,6 +84,7 @@ class HostUsage:
     slots_free: int
     extents_total: int
     extents_free: int
+    owner: int  # the host that owns the shard: its own, until another one adopts it
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,73 @@ class AdoptReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardOwner:
+    """Who owns a shard. `settled` is False while the owner is still taking it over."""
+
+    host: int
+    epoch: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReport:
+    """What a heartbeat found: whose each shard is, and what was done about those that changed hands."""
+
+    owners: list[ShardOwner]
+    acknowledged: list[int]  # shards that this host lost and has told the new owner that it stopped
+    audited: list[int]  # shards that this host got and has put in order after their old owner stopped
+
+
+@dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What a scrub pass found; `next_slot` is where the next pass goes on (0 after the last slot)."""
+    """What a scrub pass found; `next_slot` is where the next pass goes on (0 after the last slot).
+
+    `failed` of the bad ones could not be read at all: the medium failed.
+    """
 
     checked: int
     bad: int
     next_slot: int
+    bytes: int = 0  # read
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What `fsck --repair` did, and what it had to leave, in sentences."""
+
+    done: list[str]
+    left: list[str]
+    blocks_checked: int
+    blocks_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLitmus:
+    """What one host measured of another one's stores. Counts are of tries, and of those that went wrong.
+
+    `end`: "measured"; "silent" (no answer in time), "deaf" (it lives, and does not see what it is asked),
+    "busy" (others asked it all the time).
+    """
+
+    host: int
+    end: str
+    plain: int = 0  # stores that were left in the writer's cache
+    plain_stale: int = 0  # ... and not seen by a reader that had the line cached
+    plain_unseen: int = 0  # ... and not even after an invalidate
+    flushed: int = 0  # stores that were written back
+    cached_stale: int = 0  # ... and not seen by a reader that had the line cached: a stale read
+    flushed_lost: int = 0  # ... and not even after an invalidate
+    ordered: int = 0  # looks at a flag, then at what was stored before it
+    reordered: int = 0  # ... that was not there
+    abandoned: int = 0
+    round_trip_us: float = 0.0  # median
+    round_trip_max_us: float = 0.0
+    same_machine: bool = False
+
+    @property
+    def measured(self) -> bool:
+        return self.end == "measured"
 
 
 @dataclass(frozen=True, slots=True)

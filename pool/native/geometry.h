@@ -40,6 +40,8 @@ class ShardMap {
   Offset header() const { return base_; }
   Offset claim(HostIndex on) const { return base_ + sb_->claims_offset + to_int(on) * kLineBytes; }
   Offset acknowledgement(HostIndex on) const { return base_ + sb_->acknowledgements_offset + to_int(on) * kLineBytes; }
+  Offset litmus_say_line() const { return base_ + sb_->grants_offset + to_int(host_) * kLineBytes; }
+  Offset litmus_test_line() const { return base_ + sb_->returns_offset + to_int(host_) * kLineBytes; }
   Offset participant(uint32_t index) const { return base_ + sb_->participants_offset + index * sizeof(Participant); }
   Offset counter(uint32_t index, uint32_t counter) const { return participant(index) + offsetof(Participant, counters) + counter * 8ULL; }
   Offset touch(HostIndex on, uint64_t dense) const {

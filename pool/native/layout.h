@@ -117,7 +117,7 @@ struct ClaimLine {
   uint64_t settled_epoch;
   uint64_t reserved[6];
 };
-// Loans of extents (PROTOCOL 6) have their lines here; no code of format 1 writes them yet.
+// Loans of extents (PROTOCOL 6) have their lines here; no code of format 1 lends yet.
 struct LoanLine {
   uint64_t extent;
   uint64_t epoch;
@@ -125,6 +125,20 @@ struct LoanLine {
   uint64_t reserved[5];
 };
 static_assert(sizeof(ClaimLine) == 64 && sizeof(LoanLine) == 64);
+
+// No host lends to itself, so line h of host h's own grants and of its own returns is no loan in any build: the grant line is the host's say line, the
+// return line its test line in the litmus test (litmus.h). A region's format does not change by it; a build that does not know them never looks there.
+struct LitmusSayLine {
+  uint64_t beat;      // host that is being answered + 1: 8 | session 24 | count 32; 0: nobody answers for this host
+  uint64_t request;   // host that is asked + 1: 8 | test 8 | session 24 | sequence 24; 0: none
+  uint64_t answer;    // the request that is answered, with the asking host + 1 in place of the asked one; 0 while the test line changes
+  uint64_t flag;      // as a word of the test line
+  uint64_t reserved[4];
+};
+struct LitmusTestLine {
+  uint64_t words[8];   // all alike: session 24 | sequence 24 (of the request) | number of the store 16
+};
+static_assert(sizeof(LitmusSayLine) == sizeof(LoanLine) && sizeof(LitmusTestLine) == sizeof(LoanLine));
 
 enum class Role : uint32_t { Engine = 1, Daemon = 2, Tool = 3 };
 enum class ParticipantState : uint32_t { Free = 0, Live = 1 };   // Live without its lock held = died without saying goodbye

@@ -71,8 +71,14 @@ std::string layout_table() {
   section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine),
           {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard"),
            KVP_FIELD(ClaimLine, settled_epoch, "epoch whose adoption is done: the owner's processes may write")});
-  section(out, "grant line and return line, one a host (not used yet)", sizeof(LoanLine),
+  section(out, "grant line and return line, one a host (no loans yet)", sizeof(LoanLine),
           {KVP_FIELD(LoanLine, extent, ""), KVP_FIELD(LoanLine, epoch, ""), KVP_FIELD(LoanLine, host, "")});
+  section(out, "litmus: the host's own grant line, its say line", sizeof(LitmusSayLine),
+          {KVP_FIELD(LitmusSayLine, beat, "host being answered + 1: 8 | session 24 | count 32; 0 nobody answers"),
+           KVP_FIELD(LitmusSayLine, request, "host asked + 1: 8 | test 8 | session 24 | sequence 24"),
+           KVP_FIELD(LitmusSayLine, answer, "the request, with the asking host + 1"), KVP_FIELD(LitmusSayLine, flag, "as a word of the test line")});
+  section(out, "litmus: the host's own return line, its test line", sizeof(LitmusTestLine),
+          {KVP_FIELD(LitmusTestLine, words, "all alike: session 24 | sequence 24 | store 16")});
   section(out, "participant (the host's)", sizeof(Participant),
           {KVP_FIELD(Participant, word, "generation << 32 | state (0 free, 1 live)"), KVP_FIELD(Participant, pid, ""),
            KVP_FIELD(Participant, role, "1 engine, 2 daemon, 3 tool"), KVP_FIELD(Participant, counters, "enum Counter")});

@@ -401,15 +401,51 @@ NB_MODULE(_native, m) {
       .def("heartbeat", &Region::heartbeat)
       .def(
           "scrub",
-          [](Region& r, uint64_t start, uint64_t limit) {
+          [](Region& r, uint64_t start, uint64_t limit, uint64_t bytes_max) {
             Scrubbed s;
             {
               nb::gil_scoped_release release;
-              s = r.scrub(start, limit);
+              s = r.scrub(start, limit, bytes_max);
             }
-            return nb::make_tuple(s.checked, s.bad, s.next);
+            return nb::make_tuple(s.checked, s.bad, s.next, s.bytes, s.failed);
           },
-          nb::arg("start"), nb::arg("limit"))
+          nb::arg("start"), nb::arg("limit"), nb::arg("bytes_max"))
+      .def("repair",
+           [](Region& r) {
+             Repair done;
+             {
+               nb::gil_scoped_release release;
+               done = r.repair();
+             }
+             return nb::make_tuple(done.done, done.left, done.blocks_checked, done.blocks_dropped);
+           })
+      .def("litmus_begin", &Region::litmus_begin)
+      .def("litmus_end", &Region::litmus_end)
+      .def("litmus_serve", &Region::litmus_serve, nb::arg("budget_ns"), nb::call_guard<nb::gil_scoped_release>())
+      .def("litmus_beats", &Region::litmus_beats, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "litmus_measure",
+          [](Region& r, uint32_t peer, uint32_t rounds) {
+            LitmusResult l;
+            {
+              nb::gil_scoped_release release;
+              l = r.litmus_measure(peer, rounds);
+            }
+            nb::dict d;
+            static const char* const ends[] = {"measured", "silent", "deaf", "busy"};
+            d["end"] = ends[static_cast<uint32_t>(l.end)];
+            d["plain"] = l.plain, d["plain_stale"] = l.plain_stale, d["plain_unseen"] = l.plain_unseen;
+            d["flushed"] = l.flushed, d["cached_stale"] = l.cached_stale, d["flushed_lost"] = l.flushed_lost;
+            d["ordered"] = l.ordered, d["reordered"] = l.reordered, d["abandoned"] = l.abandoned;
+            return nb::make_tuple(d, l.round_trips);
+          },
+          nb::arg("peer"), nb::arg("rounds"))
+      .def("owners",
+           [](Region& r) {
+             nb::list out;
+             for (const Owner& o : r.owners()) out.append(nb::make_tuple(o.host, o.epoch, o.settled));
+             return out;
+           })
       .def(
           "adopt",
           [](Region& r, uint32_t host, uint64_t epoch) {

@@ -3,12 +3,14 @@
 // Other hosts' shards are mapped read-only, so that a bug in this process cannot break the rule of lines. Everything here works on the real
 // Memory; the protocol itself is in the templates below it.
 #pragma once
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "litmus.h"
 #include "memory_cpu.h"
 #include "recovery.h"
 
@@ -54,11 +56,27 @@ struct SlotView {
   std::string key;
 };
 struct Scrubbed {
-  uint64_t checked = 0, bad = 0, next = 0;
+  uint64_t checked = 0, bad = 0, next = 0, bytes = 0;   // of those that are bad, `failed` could not be read at all
+  uint64_t failed = 0;
+};
+struct Owner {   // of a shard; not settled: it is being taken over
+  uint32_t host;
+  uint64_t epoch;
+  bool settled;
 };
 struct Check {
   std::vector<std::string> problems;
   uint64_t slots = 0, free = 0, stable = 0, writing = 0, lent = 0, unassigned = 0, entries = 0, ghosts = 0, dead_entries = 0;
+};
+
+struct Repair {
+  std::vector<std::string> done, left;   // sentences; left: what is damaged still, and why
+  uint64_t blocks_checked = 0, blocks_dropped = 0;
+};
+
+struct CpuClock {   // nanoseconds
+  static uint64_t now();
+  static void pause();
 };
 
 class Region {
@@ -85,16 +103,28 @@ class Region {
   std::vector<ParticipantView> participants();
   std::vector<SlotView> slots(uint32_t host, uint64_t from, uint64_t limit, uint64_t& next);
   Check check();
+  // Puts in order what check() finds in the shards that this host owns, and in the superblock; reads all payloads. Others may go on meanwhile.
+  Repair repair();
 
   uint64_t evict(double used_fraction, uint64_t blocks_max);
   uint32_t reap_dead(Recovered& total);
   void heartbeat();
-  Scrubbed scrub(uint64_t from, uint64_t limit);
+  // Stops after `limit` blocks, or as soon as `bytes_max` were read.
+  Scrubbed scrub(uint64_t from, uint64_t limit, uint64_t bytes_max);
   Recovered adopt_shard(uint32_t host, uint64_t epoch);
-  // Fenced away from a shard that this process's host wrote: flush it and tell the new owner. True: something was acknowledged.
-  bool acknowledge_lost();
-  // An adopted shard whose old owner has acknowledged: what that one wrote late is put in order. True: something was audited.
-  bool audit_adopted();
+  // Fenced away from a shard that this process's host wrote: flush it and tell the new owner. Returns one bit a shard that was
+  // acknowledged.
+  uint64_t acknowledge_lost();
+  // A shard that changed hands and whose old owner has acknowledged: what that one wrote late is put in order. One bit a shard that was audited.
+  uint64_t audit_adopted();
+  std::vector<Owner> owners();
+
+  // The litmus test between hosts (litmus.h). One process of a host has the turn at a time: begin says whether we have it.
+  bool litmus_begin();
+  void litmus_end();
+  bool litmus_serve(uint64_t budget_ns);
+  std::vector<uint64_t> litmus_beats();
+  LitmusResult litmus_measure(uint32_t peer, uint32_t rounds);
 
   const Superblock& superblock() const { return superblock_; }
   uint32_t copies_right() const { return copies_right_; }
@@ -115,6 +145,32 @@ class Region {
   bool participant_alive(uint32_t host, uint32_t index);
   bool writer_alive(uint32_t host, SlotWord word);   // the process that set this word, on the host that owns the shard
   void refresh();
+  void follow_owners();
+  void audit_home();
+
+  // region_check.cpp
+  using Problem = std::function<void(const std::string&)>;
+  struct LogFit {
+    uint64_t tail, best, misfits;
+  };
+  bool plausible_slot_bytes(uint64_t bytes) const;
+  const char* wrong_entry(const ShardMap& s, uint64_t bucket, Entry entry);
+  uint64_t log_lap(uint64_t tail, uint64_t i) const;
+  bool log_lap_fits(uint64_t tail, uint64_t before, uint64_t i, uint64_t lap) const;
+  LogFit fit_log(const ShardMap& s);
+  void check_extent(const ShardMap& s, uint32_t extent, uint32_t owner, Check& c, const Problem& problem);
+  void check_shard(const ShardMap& s, Check& c, const Problem& problem);
+  // region_repair.cpp
+  struct Tally;
+  bool others_alive();
+  void repair_claim(Tally& t);
+  void repair_namespaces(const ShardMap& s, Tally& t);
+  void repair_extent(const ShardMap& s, uint32_t extent, Tally& t);
+  void repair_buckets(const ShardMap& s, Tally& t);
+  void repair_log(const ShardMap& s, Tally& t);
+  void repair_shard(const ShardMap& s, Tally& t);
+  uint64_t sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header);   // 0: no block that could be served
+
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
 
   std::string path_;
@@ -133,6 +189,9 @@ class Region {
   std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;      // so is the replica
   std::mutex maintenance_;
+  std::vector<uint64_t> log_laps_;   // of check and repair: no memory is taken while the medium may fail
+  std::mutex litmus_mutex_;
+  std::unique_ptr<Litmus<CpuMemory, CpuClock>> litmus_;   // while we have the turn
 };
 
 [[noreturn]] void medium_failed(const std::string& path);   // throws Error{Medium}

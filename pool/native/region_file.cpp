@@ -184,7 +184,30 @@ void lock_out_participants(const File& lock_file, const std::string& path) {
                 text("region %s: it is in use. Nothing was changed. Stop the pool ('kvpool down') and its engines first.", path.c_str()));
 }
 
+void write_superblock(CpuMemory m, const Superblock& sb) {
+  const auto* words = reinterpret_cast<const uint64_t*>(&sb);
+  for (uint32_t i = 1; i < kSuperblockBytes / 8; ++i) m.store_word(i * 8ULL, words[i]);
+  m.write_back(0, kSuperblockBytes);
+  m.store_fence();
+  KVP_STEP("format.before_magic");
+  m.store_word(0, words[0]);   // last: a format that was cut short leaves no valid superblock
+  m.write_back(0, 8);
+  m.store_fence();
+}
+
 }   // namespace
+
+uint32_t rewrite_superblocks(const std::string& path, const Superblock& right) {
+  File file(path, true);
+  uint32_t written = 0;
+  for (const uint64_t at : {uint64_t{0}, right.align_bytes}) {
+    const CopyState copy = read_copy(file, at);
+    if (copy.right && std::memcmp(&copy.sb, &right, sizeof right) == 0) continue;
+    Window w(file, at, kSuperblockBytes, true);
+    if (w.data != nullptr && fault_guarded([&] { write_superblock(CpuMemory(w.data, false), right); })) ++written;
+  }
+  return written;
+}
 
 void ensure_unused(const std::string& path, const std::string& lock_path) {
   File lock_file(lock_path, true);
@@ -225,18 +248,7 @@ void format_region(const std::string& path, Superblock sb, bool force, bool zero
           m.store_fence();
         });
       };
-      const auto write_copy = [&](uint64_t at) {
-        with_window(at, kSuperblockBytes, [&](CpuMemory m) {
-          const auto* words = reinterpret_cast<const uint64_t*>(&sb);
-          for (uint32_t i = 1; i < kSuperblockBytes / 8; ++i) m.store_word(i * 8ULL, words[i]);
-          m.write_back(0, kSuperblockBytes);
-          m.store_fence();
-          KVP_STEP("format.before_magic");
-          m.store_word(0, words[0]);   // last: a format that was cut short leaves no valid superblock
-          m.write_back(0, 8);
-          m.store_fence();
-        });
-      };
+      const auto write_copy = [&](uint64_t at) { with_window(at, kSuperblockBytes, [&](const CpuMemory& m) { write_superblock(m, sb); }); };
       const auto zero = [&](uint64_t at, uint64_t bytes) {
         static uint8_t zeros[1 << 16];
         constexpr uint64_t kWindow = 64ULL << 20;
@@ -289,6 +301,9 @@ struct flock participant_lock(int type, uint32_t host, uint32_t index) {
 }
 struct flock all_participants_lock(int type) {
   return lock_range(type, 0, uint64_t{kMaxHosts} * kMaxParticipants);
+}
+struct flock litmus_lock(int type, uint32_t host) {
+  return lock_range(type, uint64_t{kMaxHosts} * kMaxParticipants + host, 1);
 }
 
 }   // namespace kvp

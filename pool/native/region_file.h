@@ -33,9 +33,15 @@ class Window {
   uint64_t length_ = 0;
 };
 
+// Writes what a damaged copy of the superblock should say, from the right one. Returns how many were written. Only while a participant's lock is held:
+// then nobody formats.
+uint32_t rewrite_superblocks(const std::string& path, const Superblock& right);
+
 // One byte a participant, far behind any content, locked by open file description: the kernel drops it when the process dies, and it can be asked
 // from another PID namespace (PROTOCOL 9.15). type: F_WRLCK or F_UNLCK.
 struct flock participant_lock(int type, uint32_t host, uint32_t index);
 struct flock all_participants_lock(int type);
+// Behind those: whose process has the turn at its host's litmus lines.
+struct flock litmus_lock(int type, uint32_t host);
 
 }   // namespace kvp

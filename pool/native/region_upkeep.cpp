@@ -69,17 +69,17 @@ void Region::heartbeat() {
   if (!ok) medium_failed(path_);
 }
 
-Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
+Scrubbed Region::scrub(uint64_t from, uint64_t limit, uint64_t bytes_max) {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   Scrubbed r;
+  r.next = from;
   const ShardMap& s = attached_->home();
   uint64_t dense = from;
-  CpuMemory& m = attached_->mem;
   bool ours = false;
   if (!fault_guarded([&] { ours = !fenced(*attached_, s); })) medium_failed(path_);
   if (!ours) return r;
-  for (; dense < s.slots() && r.checked < limit; ++dense) {
+  for (; dense < s.slots() && r.checked < limit && r.bytes < bytes_max; ++dense) {
     bool bad = false, stable = false;
     SlotWord word{};
     const SlotId slot = s.slot_at(dense);
@@ -87,19 +87,22 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit) {
     const bool ok = fault_guarded([&] {
       in_use = slots_in_use(*attached_, s, slot.extent());
       if (slot.slot() >= in_use) return;
+      r.bytes += kLineBytes;
       const Header header = attached_->load_header(s, slot);
       word = header.word();
       if (word.state() != SlotState::Stable) return;
       stable = true;
-      const uint64_t slot_bytes = header.right ? transfer_->namespaces().slot_bytes(s, header.h.namespace_index) : 0;
-      bad = slot_bytes == 0 || header.h.length_bytes > slot_bytes || slot.slot() >= s.slot_count(slot_bytes) ||
-            m.checksum(s.payload(slot, slot_bytes), header.h.length_bytes) != header.h.payload_checksum;
+      if (header.right) r.bytes += std::min<uint64_t>(header.h.length_bytes, superblock_.extent_payload_bytes);
+      bad = sound_slot_bytes(s, slot, header) == 0;
     });
     if (ok && slot.slot() >= in_use) {
       dense = uint64_t{slot.extent() + 1} * superblock_.slots_per_extent - 1;
       continue;
     }
-    if (!ok) bad = stable = true;
+    if (!ok) {
+      ++r.failed;
+      bad = stable = true;
+    }
     if (!stable) continue;
     ++r.checked;
     if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
@@ -133,16 +136,42 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
   return r;
 }
 
-bool Region::audit_adopted() {
+// Another process of this host may have adopted a shard, or another host one of ours.
+void Region::follow_owners() {
+  for (uint32_t h = 0; h < attached_->hosts(); ++h) {
+    const bool had = attached_->owns(HostIndex{h});
+    const bool has = !fenced(*attached_, attached_->shard(HostIndex{h}));
+    if (HostIndex{h} != attached_->self && had != has) protect(HostIndex{h}, has);
+  }
+}
+
+std::vector<Owner> Region::owners() {
+  const Use use = ensure_open();
+  std::vector<Owner> all(attached_->hosts());
+  const bool ok = fault_guarded([&] {
+    for (uint32_t h = 0; h < attached_->hosts(); ++h) {
+      const ShardMap& s = attached_->shard(HostIndex{h});
+      const Ownership o = ownership_of(*attached_, s);
+      const uint64_t settled = attached_->mem.load_word(attached_->shard(o.owner).claim(s.host()) + offsetof(ClaimLine, settled_epoch));
+      all[h] = {to_int(o.owner), o.epoch, o.epoch == 0 || settled == o.epoch};
+    }
+  });
+  if (!ok) medium_failed(path_);
+  return all;
+}
+
+uint64_t Region::audit_adopted() {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
-  bool any = false;
+  log_laps_.resize(superblock_.log_record_count);
+  uint64_t audited = 0;
   const bool ok = fault_guarded([&] {
     CpuMemory& m = attached_->mem;
+    follow_owners();
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
       const uint64_t epoch = m.load_word(attached_->home().claim(HostIndex{h}));
-      if (HostIndex{h} == attached_->self || !attached_->owns(HostIndex{h}) || audited_epoch_[h] >= epoch || fenced(*attached_, s)) continue;
+      if (!attached_->owns(HostIndex{h}) || audited_epoch_[h] >= epoch || fenced(*attached_, s)) continue;
       // Any host that owned the shard before may be the late one; the last of them acknowledges our epoch.
       for (uint32_t before = 0; before < attached_->hosts() && audited_epoch_[h] < epoch; ++before) {
         const Offset acknowledged = attached_->shard(HostIndex{before}).acknowledgement(HostIndex{h});
@@ -153,18 +182,21 @@ bool Region::audit_adopted() {
         if (HostIndex{before} != attached_->self && m.load_word(acknowledged) >= epoch) audited_epoch_[h] = epoch;
       }
       if (audited_epoch_[h] < epoch) continue;
-      audit(*attached_, transfer_->namespaces(), s);
-      any = true;
+      if (HostIndex{h} == attached_->self)
+        audit_home();
+      else
+        audit(*attached_, transfer_->namespaces(), s);
+      audited |= 1ULL << h;
     }
   });
   if (!ok) medium_failed(path_);
-  return any;
+  return audited;
 }
 
-bool Region::acknowledge_lost() {
+uint64_t Region::acknowledge_lost() {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
-  bool any = false;
+  uint64_t acknowledged = 0;
   const bool ok = fault_guarded([&] {
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
@@ -178,13 +210,15 @@ bool Region::acknowledge_lost() {
         writing = writing || (w.state() == SlotState::Writing && writer_alive(to_int(attached_->self), w));
       });
       if (writing) continue;
+      if (HostIndex{h} != attached_->self && attached_->owns(HostIndex{h})) protect(HostIndex{h}, false);
       attached_->set_owned(HostIndex{h}, false);
       acknowledge(*attached_, s, o.epoch);
-      any = true;
+      acknowledged |= 1ULL << h;
     }
+    follow_owners();
   });
   if (!ok) medium_failed(path_);
-  return any;
+  return acknowledged;
 }
 
 }   // namespace kvp

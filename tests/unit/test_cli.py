@@ -153,6 +153,8 @@ def test_help_names_every_command(run: Run) -> None:
         "down",
         "status",
         "fsck",
+        "litmus",
+        "adopt",
         "scrub",
         "dump",
         "explain",
@@ -444,6 +446,75 @@ def test_scrub_finds_a_flipped_bit(run: Run, folder: Path) -> None:
     found = {r["path"]: (r["checked"], r["bad"]) for r in json.loads(result.stdout)["regions"]}
     assert found == {str(region): (20, 1), str(folder / "media" / "cxl"): (20, 0)}
     assert as_json(run("scrub", "cli-test", "-o", "json"))["ok"]
+
+
+@needs_native
+@pytest.mark.slow
+def test_fsck_repair_puts_in_order_what_fsck_finds(run: Run, folder: Path) -> None:
+    run("up", "-f", "{}")
+    store(0, 20)
+    run("down", "cli-test")
+    region = folder / "media" / "dram"
+    content = bytearray(region.read_bytes())
+    content[10:200] = bytes(190)  # one superblock
+    where = content.index((7).to_bytes(32, "little") * 1024)
+    content[where + 5000] ^= 1  # one block
+    region.write_bytes(content)
+    found = run("fsck", "cli-test", "-o", "json")
+    assert found.exit_code == 1
+    (problem,) = json.loads(found.stdout)["regions"][0]["problems"]
+    assert "only one of two copies" in problem
+    (dram, cxl) = as_json(run("fsck", "cli-test", "--repair", "-o", "json"))["regions"]
+    assert dram["repaired"] == [
+        "shard 0: 1 copy of the superblock written anew from the right one",
+        "shard 0: 1 damaged blocks dropped; they are misses",
+    ]
+    assert cxl["repaired"] == []
+    assert as_json(run("fsck", "cli-test", "-o", "json"))["ok"]
+    assert "repaired" not in as_json(run("fsck", "cli-test", "-o", "json"))["regions"][0]
+    run("up", "-f", "{}")
+    assert store(0, 20) == (1, 20)
+
+
+@needs_native
+@pytest.mark.slow
+def test_scrub_of_the_daemon_raises_an_event(run: Run, folder: Path) -> None:
+    run("up", "-f", "{}")
+    store(0, 20)
+    region = folder / "media" / "cxl"
+    at = region.read_bytes().index((7).to_bytes(32, "little") * 1024)
+    with open(region, "r+b") as file:  # into the running pool: the same memory
+        file.seek(at + 5000)
+        file.write(b"flip")
+    deadline = time.monotonic() + 20
+    events: list[dict[str, Any]] = []
+    while not events and time.monotonic() < deadline:
+        time.sleep(0.1)
+        events = as_json(run("status", "-o", "json"))["pools"][0]["events"]
+    (event,) = events
+    assert (event["kind"], event["subject"], event["host"], event["count"]) == ("DamageFound", "cxl", 0, 1)
+    assert "DamageFound (host 0, cxl): 1 blocks were damaged" in run("status", "cli-test").stdout
+
+
+@needs_native
+@pytest.mark.slow
+def test_adopt_and_litmus_wrong_use_is_named(run: Run, folder: Path) -> None:
+    run("up", "-f", "{}")
+    for arguments, code, said in [
+        (["adopt", "cli-test", "--shard", "0"], 2, "--epoch"),
+        (["adopt", "cli-test", "--shard", "7", "--epoch", "1"], 1, "there is no shard 7"),
+        (["adopt", str(folder / "media" / "dram"), "--shard", "0", "--epoch", "1"], 1, "several hosts share"),
+        (["litmus", "--path", str(folder / "media" / "cxl"), "--peer-hosts", "0"], 2, "numbers below 2"),
+        (["litmus", "--path", str(folder / "media" / "cxl")], 1, "most likely its daemon"),
+        (["litmus", "--path", str(folder / "media" / "none")], 1, "cannot be opened"),
+    ]:
+        result = run(*arguments)
+        assert result.exit_code == code, result.output
+        assert said in result.stderr
+    single = run("litmus", "--path", str(folder / "media" / "dram"), "-o", "json")
+    assert (single.exit_code, json.loads(single.stdout)["reason"]) == (0, "SingleHost")
+    adopted = as_json(run("adopt", "cli-test", "--shard", "1", "--epoch", "3", "-o", "json"))
+    assert [region["tier"] for region in adopted["regions"]] == ["cxl"]
 
 
 @needs_native

@@ -10,15 +10,27 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvpool import paths
-from kvpool.daemon.chores import EVICT_BLOCKS, SCRUB_SLOTS_MAX, KeepFree, Scrub
+from kvpool.daemon.chores import EVICT_BLOCKS, SCRUB_BYTES_PER_S, SCRUB_SLOTS_MAX, KeepFree, Scrub
+from kvpool.daemon.events import EVENTS_MAX, EventLog
 from kvpool.daemon.lock import DaemonLock, holder, stop
 from kvpool.daemon.loop import RETRY_S_MAX, Chore, Daemon, OpenTier, serve
+from kvpool.daemon.ownership import Ownership
 from kvpool.errors import FencedError, KvpoolError, MediumUnavailable, RegionBusyError
-from kvpool.report import Counters, ParticipantInfo, ReapReport, ScrubReport, Usage
+from kvpool.report import (
+    Counters,
+    HeartbeatReport,
+    ParticipantInfo,
+    PeerLitmus,
+    ReapReport,
+    ScrubReport,
+    ShardOwner,
+    Usage,
+)
 from kvpool.spec import Eviction, PoolSpec, TierSpec
 
 SLOTS = 10_000
@@ -35,11 +47,13 @@ class FakeRegion:
         self.fails: Exception | None = None
         self.usage_fails: Exception | None = None
         self.capacity_bytes = SLOTS << 20
+        self.block_bytes = 64 << 10
 
-    def heartbeat(self) -> None:
+    def heartbeat(self) -> HeartbeatReport:
         self.heartbeats += 1
         if self.fails:
             raise self.fails
+        return HeartbeatReport([ShardOwner(0, 0, True)], [], [])
 
     def reap(self) -> ReapReport:
         return ReapReport(dead=1, freed=2, republished=0)
@@ -50,9 +64,30 @@ class FakeRegion:
         self.evictions += count
         return count
 
-    def scrub(self, *, start: int = 0, limit: int | None = None) -> ScrubReport:
-        end = min(SLOTS, start + (limit or SLOTS))
-        return ScrubReport(checked=end - start, bad=int(start <= 300 < end), next_slot=end % SLOTS)
+    def scrub(self, *, start: int = 0, limit: int | None = None, bytes_max: int | None = None) -> ScrubReport:
+        blocks = min(limit or SLOTS, -(-(bytes_max or SLOTS * self.block_bytes) // self.block_bytes))
+        end = min(SLOTS, start + blocks)
+        return ScrubReport(
+            checked=end - start,
+            bad=int(start <= 300 < end),
+            next_slot=end % SLOTS,
+            bytes=(end - start) * self.block_bytes,
+        )
+
+    def litmus_begin(self) -> bool:
+        raise AssertionError("a region of one host")
+
+    def litmus_end(self) -> None:
+        raise AssertionError("a region of one host")
+
+    def litmus_serve(self, budget_s: float) -> bool:
+        raise AssertionError("a region of one host")
+
+    def litmus_beats(self) -> list[int]:
+        raise AssertionError("a region of one host")
+
+    def litmus_measure(self, peer: int, rounds: int) -> PeerLitmus:
+        raise AssertionError("a region of one host")
 
     def usage(self) -> Usage:
         if self.usage_fails:
@@ -104,9 +139,12 @@ def test_scrub_goes_round_for_ever_within_its_budget() -> None:
     assert (scrub.checked, scrub.bad, scrub.next_slot) == (2 * SLOTS, 2, 0)
 
 
-def test_scrub_of_huge_blocks_checks_at_least_one() -> None:
-    scrub = Scrub(FakeRegion(), period_s=1.0, block_bytes=1 << 30)
-    assert scrub.run().checked == 1
+def test_scrub_of_huge_blocks_checks_one_then_waits_for_its_budget() -> None:
+    region = FakeRegion()
+    region.block_bytes = 1 << 30
+    scrub = Scrub(region, period_s=1.0)
+    runs = (1 << 30) // SCRUB_BYTES_PER_S
+    assert [scrub.run().checked for _ in range(2 * runs + 1)] == [1, *[0] * (runs - 1)] * 2 + [1]
 
 
 # --- loop ---------------------------------------------------------------------------------------------------
@@ -176,6 +214,7 @@ def test_serve_reports_then_stops_cleanly(runtime: Path) -> None:
     )
     assert report["tiers"][0]["capacity_bytes"] == SLOTS << 20
     assert report["participants"][0]["role"] == "daemon"
+    assert [(c["status"], c["reason"]) for c in report["conditions"]] == [("True", "SingleHost")]
 
 
 def test_report_tier_that_fails_keeps_its_last_numbers(runtime: Path) -> None:
@@ -198,6 +237,165 @@ def test_serve_tier_that_cannot_be_opened_releases_all(runtime: Path) -> None:
     for _ in range(2):  # the second time the lock is free again
         with pytest.raises(RegionBusyError, match="participant"):
             serve(spec, 0, {}, ready=lambda: None, attach=attach, stop=threading.Event())
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+def test_events_are_counted_and_not_repeated_and_bounded() -> None:
+    now = iter(range(1000))
+    events = EventLog(clock=lambda: float(next(now)))
+    events.add("DamageFound", "dram", "1 block")
+    events.add("ShardLost", "cxl", "host 1")
+    events.add("DamageFound", "dram", "2 blocks")
+    first, second = events.to_object()
+    assert (first["kind"], first["count"]) == ("ShardLost", 1)
+    assert second == {
+        "kind": "DamageFound",
+        "subject": "dram",
+        "message": "2 blocks",
+        "count": 2,
+        "first_at": 0.0,
+        "last_at": 2.0,
+    }
+    for number in range(2 * EVENTS_MAX):
+        events.add("DamageFound", f"tier {number}", "")
+    assert len(events.to_object()) == EVENTS_MAX
+
+
+def test_daemon_damage_deaths_and_a_failing_medium_are_events(runtime: Path) -> None:
+    region = FakeRegion(9000)
+    tier = PoolSpec.from_object(MANIFEST).tiers[0]
+    opened = OpenTier(tier, Path("/x"), region, KeepFree(region, Eviction()), Scrub(region, 1.0))
+    daemon = Daemon(PoolSpec.from_object(MANIFEST), 0, [opened])
+    daemon.step()
+    region.fails = MediumUnavailable("region /x: the medium failed")
+    for chore in daemon.chores:
+        chore.due = 0.0
+    daemon.step()
+    events = {event["kind"]: event for event in daemon.report_object()["events"]}
+    assert set(events) == {"DamageFound", "ParticipantReaped", "MediumError"}
+    assert "1 blocks were damaged" in events["DamageFound"]["message"]
+    assert events["ParticipantReaped"]["count"] == 2
+    assert events["MediumError"]["message"] == "region /x: the medium failed"
+
+
+def owned(*owners: int, epoch: int = 0, acknowledged: list[int] | None = None) -> HeartbeatReport:
+    return HeartbeatReport([ShardOwner(o, epoch, True) for o in owners], acknowledged or [], [])
+
+
+def test_ownership_changes_are_events_and_a_lost_shard_a_problem() -> None:
+    events = EventLog()
+    ownership = Ownership("cxl", 0, events)
+    ownership.look(owned(0, 1))
+    assert events.to_object() == []
+    ownership.look(owned(1, 1, epoch=4, acknowledged=[0]))
+    assert [event["kind"] for event in events.to_object()] == ["ShardLost", "ShardReleased"]
+    assert "kvpool adopt --shard 0 --host 0 --epoch 5" in ownership.problem
+    ownership.look(owned(0, 0, epoch=5))
+    assert ownership.problem == ""
+    (adopted,) = [event for event in events.to_object() if event["kind"] == "ShardAdopted"]
+    assert adopted["count"] == 2  # its own back, and that of host 1
+    assert "adopted shard 1 from host 1" in adopted["message"]
+
+
+# --- coherence ----------------------------------------------------------------------------------------------
+
+SHARED = {
+    **MANIFEST,
+    "spec": {
+        "hosts": 2,
+        "tiers": [
+            {
+                "name": "cxl",
+                "medium": "CXL",
+                "capacity": "1Gi",
+                "shared": True,
+                "coherence": "hardware",
+                "source": {"path": "/x"},
+            }
+        ],
+    },
+}
+
+
+class SharedRegion(FakeRegion):
+    """A region of two hosts, the other one of which always answers."""
+
+    stale = 0
+    alive = True
+    beats = 1
+
+    def litmus_begin(self) -> bool:
+        return True
+
+    def litmus_end(self) -> None:
+        self.alive = False
+
+    def litmus_serve(self, budget_s: float) -> bool:
+        return False
+
+    def litmus_beats(self) -> list[int]:
+        self.beats += 1
+        return [0, 1 << 32 | self.beats if self.alive else 0]
+
+    def litmus_measure(self, peer: int, rounds: int) -> PeerLitmus:
+        return PeerLitmus(peer, "measured", rounds, self.stale, 0, rounds, self.stale, 0, rounds)
+
+    def heartbeat(self) -> HeartbeatReport:
+        return owned(0, 1)
+
+
+def serve_shared(region: SharedRegion) -> tuple[list[str], dict[str, Any]]:
+    """What serving says while it starts, and its first report after that."""
+    said: list[str] = []
+    reports: list[dict[str, Any]] = []
+    ending = threading.Event()
+
+    def tell(text: str) -> None:
+        said.append(text)
+        reports.append(json.loads(paths.report_path("p", 0).read_text()))
+        ending.set()
+
+    spec = PoolSpec.from_object(SHARED)
+    serve(spec, 0, {}, ready=lambda: tell("ready"), refused=tell, attach=lambda *_: region, stop=ending)
+    return said, reports[0]
+
+
+def test_serve_tests_coherence_before_it_is_ready(runtime: Path) -> None:
+    region = SharedRegion()
+    said, report = serve_shared(region)
+    assert said == ["ready"]
+    (condition,) = report["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "CoherenceVerified",
+        "True",
+        "Verified",
+    )
+    assert (report["ready"], report["problems"]) == (True, [])
+    assert not region.alive  # it said goodbye
+
+
+def test_serve_stale_reads_are_not_ready_and_the_report_says_what_to_do(runtime: Path) -> None:
+    region = SharedRegion()
+    region.stale = 5
+    said, report = serve_shared(region)
+    (why,) = said
+    assert "10 of 128 plain reads returned old content" in why
+    assert "give the tier coherence: software" in why
+    (condition,) = report["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "StaleReads")
+    assert (report["ready"], report["problems"]) == (False, [why])
+    assert [event["kind"] for event in report["events"]] == ["CoherenceFailed"]
+
+
+def test_serve_nobody_there_is_ready_at_once_and_unknown(runtime: Path) -> None:
+    region = SharedRegion()
+    region.alive = False
+    said, report = serve_shared(region)
+    assert said == ["ready"]
+    (condition,) = report["conditions"]
+    assert (condition["status"], condition["reason"]) == ("Unknown", "NoPeer")
 
 
 # --- lock ---------------------------------------------------------------------------------------------------

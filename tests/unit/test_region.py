@@ -25,6 +25,45 @@ from strategies import (
     wrong_hits,
 )
 
+# -- upkeep ------------------------------------------------------------------------------------------------
+
+
+def test_scrub_stops_at_its_bytes_whatever_the_sizes_of_blocks_and_goes_on_there(folder: Path) -> None:
+    """Small blocks make a small mean size: a bound in blocks would let the large ones through."""
+    path = folder / "region"
+    Region.format(path, small_geometry(4096, block_bytes=1024, slots_per_extent=512))
+    small, large = NS, namespace(256 * 1024, "large")
+    with Region.attach(path) as region:
+        for keys in (keys_of(small, range(1000)), keys_of(large, range(8))):
+            assert region.store(keys, contents(keys)).stored_count == len(keys)
+        budget, position, read, checked = 100_000, 0, 0, 0
+        while True:
+            report = region.scrub(start=position, bytes_max=budget)
+            assert report.bytes <= budget + 256 * 1024 + 64  # a block is read whole
+            read, checked, position = read + report.bytes, checked + report.checked, report.next_slot
+            if position == 0:
+                break
+        assert checked == 1008
+        assert read >= 1000 * 1024 + 8 * 256 * 1024
+
+
+def test_scrub_of_the_daemon_keeps_its_rate_on_average(folder: Path) -> None:
+    from kvpool.daemon.chores import SCRUB_BYTES_PER_S, Scrub
+
+    path = folder / "region"
+    Region.format(path, small_geometry(2048, block_bytes=1024, slots_per_extent=512))
+    keys = keys_of(namespace(256 * 1024, "large"), range(8))
+    with Region.attach(path) as region:
+        assert region.store(keys, contents(keys)).stored_count == len(keys)
+        scrub = Scrub(region, period_s=1 / 512)
+        budget = SCRUB_BYTES_PER_S / 512
+        for runs in range(1, 200):
+            scrub.run()
+            assert scrub.bytes <= budget * runs + 256 * 1024 + 64
+        assert scrub.rounds > 1
+        assert scrub.bytes > 0.8 * budget * 200
+
+
 # -- what works --------------------------------------------------------------------------------------------
 
 

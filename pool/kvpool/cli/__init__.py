@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kvpool.cli import check, lifecycle, watch
+from kvpool.cli import check, hosts, lifecycle, watch
 
 app = typer.Typer(
     name="kvpool",
     help=(
         "One pool of KV-cache blocks for all engines of a machine or cluster.\n\n"
         "Results go to standard output (--output json is stable), everything else to standard error. "
-        "Exit codes: 0 done, 1 failed, 2 wrong use (a wrong manifest too)."
+        "Exit codes: 0 done, 1 failed, 2 wrong use (a wrong manifest too); litmus also 3: not verified."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -47,6 +47,8 @@ app.command()(check.validate)
 app.command()(check.fsck)
 app.command()(check.scrub)
 app.command()(check.dump)
+app.command()(hosts.litmus)
+app.command()(hosts.adopt)
 app.command("format")(check.format_region)
 app.command()(check.layout)
 

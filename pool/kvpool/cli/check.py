@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,23 +62,23 @@ def _warnings(spec: PoolSpec) -> Iterator[str]:
 def fsck(
     target_: target.TargetArgument = None,
     file: target.FileOption = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Put in order what is found in the shards that this machine's hosts own. Reads all their "
+            "blocks and drops damaged ones; loses no right one.",
+        ),
+    ] = False,
+    host: target.HostOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Check the structure of a pool's regions, or of one region. Reads only; engines may go on.
+    """Check the structure of a pool's regions, or of one region. Engines may go on meanwhile.
 
-    Exit code 1 when something is wrong.
+    Reads only, unless --repair is given; --host chooses one host's shard for that. Exit code 0: clean, or
+    everything was repaired; 1: something is wrong still.
     """
-    regions = target.regions(target_, file)
-    from kvpool.region import Region
-
-    results: list[dict[str, Any]] = []
-    for region in regions:
-        try:
-            report = Region.fsck(region.path)
-            result: dict[str, Any] = {"ok": report.ok, "problems": report.problems, "totals": report.totals}
-        except KvpoolError as error:
-            result = {"ok": False, "problems": [str(error)], "totals": {}}
-        results.append({"tier": region.tier, "path": str(region.path), **result})
+    results = [_fsck(region, host, repair=repair) for region in target.regions(target_, file)]
     clean = all(result["ok"] for result in results)
     if output is Output.JSON:
         out.print_json({"ok": clean, "regions": results})
@@ -87,12 +87,50 @@ def fsck(
             totals = ", ".join(
                 f"{count} {name.replace('_', ' ')}" for name, count in result["totals"].items()
             )
+            for done in result.get("repaired", []):
+                out.say(f"{result['path']}: repaired: {done}")
             verdict = "clean" if result["ok"] else "NOT CLEAN"
             out.say(f"{result['path']}: {verdict}" + (f" ({totals})" if totals else ""))
             for problem in result["problems"]:
                 out.say(f"  {problem}")
     if not clean:
+        if not repair:
+            out.note("'kvpool fsck --repair' puts in order what belongs to this machine's hosts.")
         raise typer.Exit(out.EXIT_FAILED)
+
+
+def _fsck(region: target.RegionTarget, host: int | None, *, repair: bool) -> dict[str, Any]:
+    from kvpool.region import Region
+
+    result: dict[str, Any] = {"tier": region.tier, "path": str(region.path)}
+    done: list[str] = []
+    if repair:
+        result["repaired"] = done
+    try:
+        shards = region.shards if host is None else (host,)
+        left = _repair(region.path, shards, done) if repair else []
+        found = Region.fsck(region.path)
+        if repair and found.problems:
+            # A damaged word may have named the repairing process itself as the one that is at it.
+            left = _repair(region.path, shards, done)
+            found = Region.fsck(region.path)
+    except KvpoolError as error:
+        return result | {"ok": False, "problems": [str(error)], "totals": {}}
+    problems = left + [problem for problem in found.problems if problem not in left]
+    return result | {"ok": not problems, "problems": problems, "totals": found.totals}
+
+
+def _repair(path: Path, shards: Iterable[int], done: list[str]) -> list[str]:
+    """Repair the shards, add to `done`, return what is left."""
+    from kvpool.region import Region
+
+    left: list[str] = []
+    for shard in shards:
+        with Region.attach(path, host=shard, role="tool") as attached:
+            report = attached.repair()
+        done += [f"shard {shard}: {text}" for text in report.done]
+        left += [f"shard {shard}: {text}" for text in report.left]
+    return left
 
 
 @out.reports_errors

@@ -67,7 +67,13 @@ def up(
         )
     if foreground:
         log_to_stderr()
-        serve(spec, number, skipped, ready=lambda: _print_up(spec, number, os.getpid(), actions, output))
+        serve(
+            spec,
+            number,
+            skipped,
+            ready=lambda: _print_up(spec, number, os.getpid(), actions, output),
+            refused=lambda why: out.note(f"not ready: {why}"),
+        )
         return
     lock = paths.daemon_lock_path(spec.name, number)
     running = holder(lock)

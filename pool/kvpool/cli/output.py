@@ -22,6 +22,7 @@ from kvpool.spec import InvalidManifest
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
+EXIT_NOT_VERIFIED = 3
 WIDTH_OF_A_FILE = 200  # when no terminal says how wide it is: wide enough that no path is broken
 
 Show = Callable[[str, int, int], None]  # name, done, total

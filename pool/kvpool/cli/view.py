@@ -48,6 +48,22 @@ class PoolView:
         return found
 
     @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """What the hosts of this machine say, each condition once: the worst of them."""
+        order = {"False": 0, "Unknown": 1, "True": 2}
+        said = [condition for host in self.hosts if host["running"] for condition in host["conditions"]]
+        worst: dict[str, dict[str, Any]] = {}
+        for condition in sorted(said, key=lambda c: order.get(c["status"], 1)):
+            worst.setdefault(condition["type"], condition)
+        return list(worst.values())
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened lately, on all hosts of this machine, the newest last."""
+        found = [{"host": host["host"], **event} for host in self.hosts for event in host["events"]]
+        return sorted(found, key=lambda event: float(event["last_at"]))
+
+    @property
     def state(self) -> str:
         """Ready, Degraded (works, but something is wrong), Stopped (blocks are kept), Absent (no region), or
         Failed (no region can be opened)."""
@@ -63,6 +79,8 @@ class PoolView:
             **snapshot.pool_object(self.spec.name, self.tiers),
             "state": self.state,
             "deletion_policy": self.spec.deletion_policy,
+            "conditions": self.conditions,
+            "events": self.events,
             "hosts": self.hosts,
             "problems": self.problems,
             "notes": self.notes,
@@ -124,9 +142,11 @@ def _host(spec: PoolSpec, host: int) -> dict[str, Any]:
     pid = holder(paths.daemon_lock_path(spec.name, host))
     report = _report(spec.name, host)
     described: dict[str, Any] = {"host": host, "running": pid is not None, "pid": pid, "problems": []}
+    described |= {"conditions": [], "events": []}
     if report is not None:
         age_s = round(max(0.0, time.time() - report["updated_at"]), 1)
         described |= {key: report[key] for key in ("node_name", "started_at", "updated_at", "scrub")}
+        described |= {key: report.get(key, []) for key in ("conditions", "events")}
         described |= {"age_s": age_s, "problems": list(report["problems"])}
         if pid is not None and age_s > STALE_REPORT_S:
             described["problems"].append(f"the daemon (process {pid}) has not reported for {age_s:.0f} s")

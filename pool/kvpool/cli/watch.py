@@ -22,6 +22,7 @@ from kvpool.quantity import human_bytes
 from kvpool.spec import PoolSpec
 
 CLEAR = "\x1b[H\x1b[2J"
+EVENTS_SHOWN = 5  # the last ones; --output json has all that the daemons keep
 
 
 @out.reports_errors
@@ -97,6 +98,14 @@ def _show_pool(view: PoolView) -> None:
     stored = f"stored {counters.stored} blocks, {human_bytes(counters.bytes_stored)}{where}"
     out.say(f"{stored}; {_declined(counters.declined)}")
     out.say(f"daemons: {', '.join(map(_daemon, view.hosts))}; attached: {_participants(view)}")
+    for condition in view.conditions:
+        text = f"{condition['type']}: {condition['status']} ({condition['reason']})"
+        out.say(text if condition["reason"] == "SingleHost" else f"{text}: {condition['message']}")
+    for event in view.events[-EVENTS_SHOWN:]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["last_at"]))
+        times = f", {event['count']} times" if event["count"] > 1 else ""
+        where = f"host {event['host']}, {event['subject']}"
+        out.say(f"event: {when} {event['kind']}{times} ({where}): {event['message']}")
     for problem in view.problems:
         out.say(f"problem: {problem}")
     for note in view.notes:

@@ -26,31 +26,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="where to write 'ready', or the error, as a line")
     given = parser.parse_args(arguments)
     log_to_stderr()
+    tell = _Teller(given.ready_fd)
     try:
-        _serve(given.name, given.host, given.ready_fd)
+        _serve(given.name, given.host, tell)
     except KvpoolError as error:
         log.error("failed pool=%s host=%d error=%r", given.name, given.host, str(error))
-        _tell(given.ready_fd, str(error))
+        tell(str(error))
         return 1
     return 0
 
 
-def _serve(name: str, host: int, ready_fd: int | None) -> None:
+def _serve(name: str, host: int, tell: _Teller) -> None:
     spec = PoolSpec.from_file(manifest_path(name))
     actions = plan(spec, host, observe(spec, host, real_regions().inspect))
     refused = refusals(actions)
     if refused is not None:
         raise refused
     skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
-    serve(spec, host, skipped, ready=lambda: _tell(ready_fd, "ready"))
+    serve(spec, host, skipped, ready=lambda: tell("ready"), refused=lambda why: tell(f"not ready: {why}"))
 
 
-def _tell(fd: int | None, text: str) -> None:
-    if fd is None:
-        return
-    with contextlib.suppress(OSError):  # nobody waits any more
-        os.write(fd, text.encode() + b"\n")
-        os.close(fd)
+class _Teller:
+    """Tells whoever waits how the start went: once, for its number may be another file's afterwards."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def __call__(self, text: str) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        with contextlib.suppress(OSError):  # nobody waits any more
+            os.write(fd, text.encode() + b"\n")
+            os.close(fd)
 
 
 if __name__ == "__main__":

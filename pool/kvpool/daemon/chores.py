@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.report import Counters, ParticipantInfo, ReapReport, ScrubReport, Usage
+from kvpool.report import (
+    Counters,
+    HeartbeatReport,
+    ParticipantInfo,
+    PeerLitmus,
+    ReapReport,
+    ScrubReport,
+    Usage,
+)
 from kvpool.spec import Eviction
 
 EVICT_BLOCKS = 256  # in one call: some milliseconds, so that a stop is never far away
@@ -15,17 +23,21 @@ EVICT_S_MAX = 0.2  # in one run of the chore; the next run goes on
 SCRUB_BYTES_PER_S = (
     32 << 20
 )  # of a region's bandwidth of some GB/s: a block of a 512 GiB region is read every 5 hours
-SCRUB_SLOTS_MAX = 4096  # empty slots cost only their header; still bounded
-EMPTY_SLOT_BYTES = 4096  # what a slot counts for in the budget when blocks are small or there are none
+SCRUB_SLOTS_MAX = 4096  # in one run, so that small blocks do not take long
 
 
 class DaemonRegion(Protocol):
     """What the chores need of a region."""
 
-    def heartbeat(self) -> None: ...
+    def heartbeat(self) -> HeartbeatReport: ...
     def reap(self) -> ReapReport: ...
     def evict(self, used_fraction: float, blocks_max: int) -> int: ...
-    def scrub(self, *, start: int, limit: int | None) -> ScrubReport: ...
+    def scrub(self, *, start: int, limit: int | None, bytes_max: int | None) -> ScrubReport: ...
+    def litmus_begin(self) -> bool: ...
+    def litmus_end(self) -> None: ...
+    def litmus_serve(self, budget_s: float) -> bool: ...
+    def litmus_beats(self) -> list[int]: ...
+    def litmus_measure(self, peer: int, rounds: int) -> PeerLitmus: ...
     @property
     def capacity_bytes(self) -> int: ...
     def usage(self) -> Usage: ...
@@ -69,15 +81,20 @@ class Scrub:
     checked: int = 0
     bad: int = 0
     rounds: int = 0
-    block_bytes: int = EMPTY_SLOT_BYTES
+    bytes: int = 0
+    over: int = 0  # what the last runs read beyond their budget: a block is read whole
 
     def run(self) -> ScrubReport:
-        """One step, as much as the bandwidth of one period allows."""
-        budget = SCRUB_BYTES_PER_S * self.period_s
-        limit = max(1, min(SCRUB_SLOTS_MAX, int(budget / max(self.block_bytes, EMPTY_SLOT_BYTES))))
-        report = self.region.scrub(start=self.next_slot, limit=limit)
+        """One step, as much as the bandwidth of one period allows: headers, empty slots too, and payloads."""
+        budget = int(SCRUB_BYTES_PER_S * self.period_s)
+        if self.over >= budget:
+            self.over -= budget
+            return ScrubReport(0, 0, self.next_slot)
+        report = self.region.scrub(start=self.next_slot, limit=SCRUB_SLOTS_MAX, bytes_max=budget - self.over)
+        self.over = max(0, self.over + report.bytes - budget)
+        self.rounds += report.next_slot == 0 and (self.next_slot != 0 or report.bytes != 0)
         self.next_slot = report.next_slot
         self.checked += report.checked
         self.bad += report.bad
-        self.rounds += report.next_slot == 0
+        self.bytes += report.bytes
         return report

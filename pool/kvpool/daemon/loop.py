@@ -17,9 +17,13 @@ from typing import Any
 
 from kvpool.daemon import snapshot
 from kvpool.daemon.chores import DaemonRegion, KeepFree, Scrub
+from kvpool.daemon.coherence import CoherenceWatch, watch_in_background
+from kvpool.daemon.events import EventLog
 from kvpool.daemon.lock import DaemonLock
+from kvpool.daemon.ownership import Ownership
 from kvpool.daemon.snapshot import TierSnapshot
-from kvpool.errors import FencedError, KvpoolError
+from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
+from kvpool.litmus import Litmus
 from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
 from kvpool.spec import PoolSpec, TierSpec
 
@@ -45,6 +49,7 @@ class Chore:
     period_s: float
     run: Callable[[], object]
     clock: Callable[[], float] = time.monotonic
+    failed: Callable[[Exception], None] = lambda _: None  # told once of each failure
     due: float = 0.0
     failures: int = 0
     problem: str = ""
@@ -58,6 +63,7 @@ class Chore:
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:
                 log.warning("chore_failed chore=%s error=%r", self.name, problem)
+                self.failed(error)
             self.problem = problem
             self.due = now + min(
                 self.period_s * 2.0 ** min(self.failures, 16), max(RETRY_S_MAX, self.period_s)
@@ -82,6 +88,7 @@ class OpenTier:
     region: DaemonRegion
     keep_free: KeepFree
     scrub: Scrub
+    shard: int = 0  # of this host
     seen: TierSnapshot | None = None
 
 
@@ -96,13 +103,32 @@ class Daemon:
     clock: Callable[[], float] = time.monotonic
     chores: list[Chore] = field(init=False)
     started_at: float = field(default_factory=time.time)
+    events: EventLog = field(default_factory=EventLog)
+    coherence: CoherenceWatch = field(init=False)
+    owners: dict[str, Ownership] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.owners = {
+            opened.tier.name: Ownership(opened.tier.name, opened.shard, self.events) for opened in self.tiers
+        }
+        self.coherence = CoherenceWatch(
+            {
+                opened.tier.name: Litmus(
+                    opened.region, opened.shard, self.spec.shards(opened.tier), opened.tier.coherence_mode
+                )
+                for opened in self.tiers
+                if self.spec.shards(opened.tier) > 1
+            },
+            self.events,
+        )
         self.chores = [chore for opened in self.tiers for chore in self._chores_of(opened)]
         self.chores.append(Chore("report", REPORT_S, self.report, self.clock))
 
     def _chores_of(self, opened: OpenTier) -> list[Chore]:
         name, region = opened.tier.name, opened.region
+
+        def heartbeat() -> None:
+            self.owners[name].look(region.heartbeat())
 
         def reap() -> None:
             done = region.reap()
@@ -114,18 +140,46 @@ class Daemon:
                     done.freed,
                     done.republished,
                 )
+                message = (
+                    f"{done.dead} processes had died without saying goodbye: {done.freed} slots that they "
+                    f"were filling are free again, {done.republished} of their blocks can be found again. "
+                    "Look into the engine's log for why it died."
+                )
+                self.events.add("ParticipantReaped", name, message)
 
         def scrub() -> None:
             done = opened.scrub.run()
             if done.bad:
                 log.warning("scrub_found tier=%s bad=%d; those blocks are misses now", name, done.bad)
+                message = (
+                    f"{done.bad} blocks were damaged ({opened.scrub.bad} since the daemon started): they "
+                    "were dropped, and are misses. Look for memory errors in the machine's log; if it "
+                    "happens again, replace the medium."
+                )
+                self.events.add("DamageFound", name, message)
+            if done.failed:
+                message = (
+                    f"{done.failed} slots could not be read (poisoned memory, or a truncated file). "
+                    "Replace the medium; what cannot be read is a miss."
+                )
+                self.events.add("MediumError", name, message)
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, MediumUnavailable):
+                self.events.add("MediumError", name, str(error))
 
         return [
-            Chore(f"heartbeat/{name}", HEARTBEAT_S, region.heartbeat, self.clock),
-            Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock),
-            Chore(f"reap/{name}", REAP_S, reap, self.clock),
-            Chore(f"scrub/{name}", SCRUB_S, scrub, self.clock),
+            Chore(f"heartbeat/{name}", HEARTBEAT_S, heartbeat, self.clock, failed),
+            Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock, failed),
+            Chore(f"reap/{name}", REAP_S, reap, self.clock, failed),
+            Chore(f"scrub/{name}", SCRUB_S, scrub, self.clock, failed),
         ]
+
+    @property
+    def refusal(self) -> str:
+        """Why the pool is not ready here; empty when it is."""
+        verdict = self.coherence.verdict
+        return f"coherence: {verdict.message}" if verdict.status == "False" else ""
 
     def step(self) -> float:
         """Do what is due; returns the seconds until the next chore is."""
@@ -153,18 +207,26 @@ class Daemon:
             "pid": os.getpid(),
             "started_at": round(self.started_at, 3),
             "updated_at": round(time.time(), 3),
-            "ready": True,
+            "ready": not self.refusal,
+            "conditions": [self.coherence.to_object()],
+            "events": self.events.to_object(),
             "skipped_tiers": self.skipped,
             "scrub": {
                 opened.tier.name: {
                     "checked": opened.scrub.checked,
                     "bad": opened.scrub.bad,
                     "rounds": opened.scrub.rounds,
+                    "bytes": opened.scrub.bytes,
                     "next_slot": opened.scrub.next_slot,
                 }
                 for opened in self.tiers
             },
-            "problems": problems + [f"{c.name}: {c.problem}" for c in self.chores if c.problem],
+            "problems": [
+                *([self.refusal] if self.refusal else []),
+                *problems,
+                *(f"tier {name}: {owner.problem}" for name, owner in self.owners.items() if owner.problem),
+                *(f"{c.name}: {c.problem}" for c in self.chores if c.problem),
+            ],
         }
 
     def _look(self, opened: OpenTier) -> str:
@@ -173,8 +235,6 @@ class Daemon:
             taken = snapshot.take(opened.tier, opened.path, self.host, opened.region)
         except KvpoolError as error:
             return str(error)
-        if taken.usage.blocks:
-            opened.scrub.block_bytes = taken.usage.used_bytes // taken.usage.blocks
         opened.seen = taken
         return ""
 
@@ -185,10 +245,14 @@ def serve(
     skipped: dict[str, str],
     *,
     ready: Callable[[], None],
+    refused: Callable[[str], None] = lambda _: None,
     attach: Attach | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Look after the regions of `host` until SIGTERM or SIGINT. `ready` is called when all tiers are open.
+    """Look after the regions of `host` until SIGTERM or SIGINT.
+
+    `ready` is called once, when all tiers are open and their coherence is not known to be wrong; `refused`
+    before that, with the reason, when it is. The daemon goes on all the same: it tests again, and says so.
 
     Threads: the main thread only, because it takes the signals (unless `stop` is given).
     Raises:  RegionBusyError when this host has a daemon already; KvpoolError when a tier cannot be opened.
@@ -201,13 +265,21 @@ def serve(
         daemon = Daemon(
             spec, host, _open_tiers(spec, host, skipped, attach or attach_region, closing), skipped
         )
+        daemon.coherence.start()
+        watch_in_background(daemon.coherence, closing)
         daemon.report()
-        log.info(
-            "ready pool=%s host=%d tiers=%s", spec.name, host, ",".join(t.tier.name for t in daemon.tiers)
-        )
-        ready()
-        while not ending.wait(daemon.step()):
-            pass
+        if daemon.refusal:
+            log.error("not_ready pool=%s host=%d reason=%r", spec.name, host, daemon.refusal)
+            refused(daemon.refusal)
+        announced = False
+        while True:
+            if not announced and not daemon.refusal:
+                announced = True
+                tiers = ",".join(t.tier.name for t in daemon.tiers)
+                log.info("ready pool=%s host=%d tiers=%s", spec.name, host, tiers)
+                ready()
+            if ending.wait(daemon.step()):
+                break
         log.info("stopping pool=%s host=%d", spec.name, host)
         report_path(spec.name, host).unlink(missing_ok=True)
 
@@ -230,7 +302,8 @@ def _open_tiers(
         path = region_path(spec, tier, host)
         region = attach(tier, path, spec.shard_of(tier, host))
         closing.callback(region.close)
-        opened.append(OpenTier(tier, path, region, KeepFree(region, spec.eviction), Scrub(region, SCRUB_S)))
+        keep_free, scrub = KeepFree(region, spec.eviction), Scrub(region, SCRUB_S)
+        opened.append(OpenTier(tier, path, region, keep_free, scrub, spec.shard_of(tier, host)))
         log.info("tier_opened tier=%s path=%s", tier.name, path)
     return opened
 

@@ -1,0 +1,277 @@
+// Region: puts in order what a damaged medium or dead processes left in the shards that this host owns. May run beside living participants: every
+// change is a compare-and-swap on the word that was looked at, or a step of recovery.h.
+//
+// No right block is given up: what could be served before can be served afterwards. Nothing is guessed but what a checksum confirms.
+#include <algorithm>
+
+#include "error.h"
+#include "region.h"
+#include "region_file.h"
+
+namespace kvp {
+
+// Plain numbers, because the medium may fail below the code that counts (Memory::guarded).
+struct Region::Tally {
+  uint64_t checked = 0, dropped = 0, slots_freed = 0, republished = 0, entries = 0, extents = 0, rows_restored = 0, rows_freed = 0, records = 0;
+  uint64_t tails = 0, claims = 0, extents_left = 0, claims_left = 0;
+  uint64_t claim_owner = 0, claim_epoch = 0;
+};
+
+namespace {
+
+constexpr uint32_t kSizesMax = 8;   // slot sizes of one extent: one, unless it was damaged
+
+// A row in which one bit is wrong becomes right again. The word (bytes 0..7) is outside its checksum.
+bool correct_one_bit(NamespaceRow& row) {
+  const uint64_t now = Namespaces<CpuMemory>::checksum(row);
+  if (__builtin_popcountll(now ^ row.checksum) == 1) {
+    row.checksum = now;
+    return true;
+  }
+  auto* bytes = reinterpret_cast<uint8_t*>(&row);
+  for (uint32_t i = offsetof(NamespaceRow, digest); i < sizeof row; ++i)
+    for (uint32_t bit = 0; bit < 8; ++bit) {
+      bytes[i] = static_cast<uint8_t>(bytes[i] ^ 1u << bit);
+      if (Namespaces<CpuMemory>::checksum(row) == row.checksum) return true;
+      bytes[i] = static_cast<uint8_t>(bytes[i] ^ 1u << bit);
+    }
+  return false;
+}
+
+}   // namespace
+
+bool Region::others_alive() {
+  for (uint32_t p = 0; p < superblock_.participant_count; ++p)
+    if (p != attached_->participant && participant_alive(to_int(attached_->self), p)) return true;
+  return false;
+}
+
+// This host's claim on its own shard says that it has not taken it over: an adoption that was cut short, or a flipped bit. It is done (again), with a
+// higher epoch of ours: nobody else is asked for it. Not while others of this host may be in the middle of a store.
+void Region::repair_claim(Tally& t) {
+  const ShardMap& s = attached_->home();
+  const Ownership o = ownership_of(*attached_, s);
+  if (o.epoch == 0 || attached_->mem.load_word(attached_->shard(o.owner).claim(s.host()) + offsetof(ClaimLine, settled_epoch)) == o.epoch) return;
+  if (o.owner != attached_->self || o.epoch == ~uint64_t{0} || others_alive()) {
+    ++t.claims_left;
+    t.claim_owner = to_int(o.owner), t.claim_epoch = o.epoch;
+    return;
+  }
+  adopt(*attached_, s, o.epoch + 1);
+  ++t.claims;
+}
+
+void Region::repair_namespaces(const ShardMap& s, Tally& t) {
+  CpuMemory& m = attached_->mem;
+  const uint32_t writers = to_int(attached_->self);
+  for (uint32_t i = 0; i < superblock_.namespace_count; ++i) {
+    const Offset at = s.namespace_row(i);
+    NamespaceRow row;
+    const bool stable = transfer_->namespaces().read(s, i, row);
+    const SlotWord word{row.word};
+    if (stable || m.load_word(at) != row.word || (word.state() == SlotState::Writing && writer_alive(writers, word))) continue;
+    NamespaceRow right = row;
+    const bool whole = Namespaces<CpuMemory>::checksum(row) == row.checksum;
+    const bool empty = std::all_of(std::begin(row.digest), std::end(row.digest), [](uint8_t byte) { return byte == 0; });
+    const bool usable = !empty && (whole || (word.state() == SlotState::Stable && correct_one_bit(right))) &&
+                        plausible_slot_bytes(right.slot_bytes) && right.block_bytes <= right.slot_bytes;
+    if (word.state() == SlotState::Free && !usable) continue;
+    const SlotWord next = word.next(usable ? SlotState::Stable : SlotState::Free, attached_->participant, attached_->generation);
+    if (usable)
+      for (uint32_t k = 1; k < sizeof row / 8; ++k) {
+        uint64_t value = 0, there = 0;
+        std::memcpy(&value, reinterpret_cast<const uint8_t*>(&right) + k * 8ULL, 8);
+        std::memcpy(&there, reinterpret_cast<const uint8_t*>(&row) + k * 8ULL, 8);
+        if (value != there) m.store_word(at + k * 8ULL, value);
+      }
+    if (!m.cas_word(at, word.raw, next.raw)) continue;
+    m.write_back(at, sizeof row);
+    ++(usable ? t.rows_restored : t.rows_freed);
+  }
+  m.store_fence();
+  transfer_->namespaces().forget(s.host());
+}
+
+uint64_t Region::sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header) {
+  const uint64_t bytes = header.right ? transfer_->namespaces().slot_bytes(s, header.h.namespace_index) : 0;
+  const bool sound = bytes != 0 && header.h.length_bytes <= bytes && slot.slot() < s.slot_count(bytes) &&
+                     attached_->mem.checksum(s.payload(slot, bytes), header.h.length_bytes) == header.h.payload_checksum;
+  return sound ? bytes : 0;
+}
+
+void Region::repair_extent(const ShardMap& s, uint32_t e, Tally& t) {
+  CpuMemory& m = attached_->mem;
+  const Offset at = s.extent_descriptor(e);
+  const uint32_t writers = to_int(attached_->self);
+  const SlotWord word{m.load_word(at)};
+  if (word.state() == SlotState::Writing && writer_alive(writers, word)) return;   // its cutter takes care of its slots
+  const uint64_t cut_bytes = m.load_word(at + offsetof(ExtentDescriptor, slot_bytes));
+  uint64_t sizes[kSizesMax] = {};
+  uint32_t size_count = 0, last_used = 0;
+  bool any = false;
+  for (uint32_t i = 0; i < superblock_.slots_per_extent; ++i) {
+    const SlotId slot = SlotId::make(e, i);
+    const Offset header_at = s.slot_header(slot);
+    const Header header = attached_->load_header(s, slot);
+    const SlotWord seen = header.word();
+    if (seen.state() == SlotState::Free) continue;
+    if (seen.state() == SlotState::Stable) {
+      ++t.checked;
+      if (const uint64_t bytes = sound_slot_bytes(s, slot, header); bytes != 0) {
+        any = true, last_used = i;
+        if (std::find(sizes, sizes + size_count, bytes) == sizes + size_count && size_count < kSizesMax) sizes[size_count++] = bytes;
+      } else if (attached_->word_of(s, slot) == seen && evict_to_free(*attached_, s, slot, seen)) {
+        ++t.dropped;
+      }
+      continue;
+    }
+    if (seen.state() == SlotState::Writing && writer_alive(writers, seen)) {
+      any = true;
+      continue;
+    }
+    m.write_back(header_at, kLineBytes);
+    m.store_fence();   // only then FREE: else the medium may still say STABLE
+    if (!m.cas_word(header_at, seen.raw, seen.next(SlotState::Free, 0, 0).raw)) continue;
+    m.write_back(header_at, 8);
+    ++t.slots_freed;
+  }
+  const bool plausible = plausible_slot_bytes(cut_bytes) && m.load_word(at + offsetof(ExtentDescriptor, slot_count)) == s.slot_count(cut_bytes);
+  const bool fits = size_count == 0 || std::find(sizes, sizes + size_count, cut_bytes) != sizes + size_count;
+  const bool right = word.state() == SlotState::Free ? size_count == 0 : word.state() == SlotState::Stable && plausible && fits;
+  if (right && (size_count == 0 || last_used < s.slot_count(cut_bytes))) return;
+  if (size_count == 0 && any) {   // nothing says what it serves, and somebody is writing there
+    ++t.extents_left;
+    return;
+  }
+  const SlotWord mine = attached_->writing(word);
+  if (!m.cas_word(at, word.raw, mine.raw)) return;   // somebody has just cut it
+  m.write_back(at, 8);
+  m.store_fence();
+  // The smallest size, if two have got into it: then every block's slot is one that is looked at.
+  const uint64_t bytes = size_count == 0 ? 0 : *std::min_element(sizes, sizes + size_count);
+  m.store_word(at + offsetof(ExtentDescriptor, slot_bytes), bytes);
+  m.store_word(at + offsetof(ExtentDescriptor, slot_count), bytes == 0 ? 0 : s.slot_count(bytes));
+  m.store_word(at, (bytes == 0 ? mine.next(SlotState::Free, 0, 0) : mine.next(SlotState::Stable, attached_->participant, attached_->generation)).raw);
+  m.write_back(at, kLineBytes);
+  m.store_fence();
+  ++t.extents;
+}
+
+void Region::repair_buckets(const ShardMap& s, Tally& t) {
+  CpuMemory& m = attached_->mem;
+  Directory<CpuMemory> directory(*attached_, s);
+  for (uint64_t b = 0; b < superblock_.bucket_count; ++b)
+    for (uint32_t i = 0; i < kEntriesPerBucket; ++i) {
+      const Offset at = s.bucket(b) + i * 8ULL;
+      const Entry entry{m.load_word(at)};
+      if (entry.empty() || entry.is_ghost()) continue;
+      bool wrong = wrong_entry(s, b, entry) != nullptr;
+      if (!wrong && directory.alive(entry)) {   // a second one of its kind, in this bucket or the other one
+        const Key key = attached_->load_header(s, entry.slot()).key();
+        for (uint32_t which = 0; which < 2 && !wrong; ++which)
+          for (uint32_t k = 0; k < kEntriesPerBucket && !wrong; ++k) {
+            const Offset other = directory.bucket(key, which) + k * 8ULL;
+            wrong = other < at && m.load_word(other) == entry.raw;
+          }
+      }
+      if (!wrong || !m.cas_word(at, entry.raw, 0)) continue;
+      m.write_back(at, 8);
+      ++t.entries;
+    }
+  m.store_fence();
+}
+
+void Region::repair_log(const ShardMap& s, Tally& t) {
+  CpuMemory& m = attached_->mem;
+  const uint64_t ring = superblock_.log_record_count;
+  LogFit fit = fit_log(s);
+  if (fit.best != fit.tail) {
+    if (m.cas_word(s.log_tail(), fit.tail, fit.best)) ++t.tails;
+    fit = fit_log(s);
+  }
+  if (fit.best != fit.tail || fit.misfits > ring / 2) {   // nothing can be told from what is left: as after an adoption, others rescan
+    log_take_over(*attached_, s);
+    ++t.tails;
+    return;
+  }
+  for (uint64_t i = 0; i < ring; ++i) {
+    const uint64_t tail = m.load_word(s.log_tail());
+    const LogRecord seen{m.load_word(s.log_record(i))};
+    if (log_lap_fits(tail, 0, i, seen.lap()) || m.load_word(s.log_tail()) != tail) continue;
+    const uint64_t lap = log_lap(tail, i);
+    const LogRecord right = lap == 0 ? LogRecord{} : LogRecord::make(lap, LogHint::Rescan, SlotId{});
+    if (m.cas_word(s.log_record(i), seen.raw, right.raw)) ++t.records;
+  }
+}
+
+void Region::repair_shard(const ShardMap& s, Tally& t) {
+  if (fenced(*attached_, s)) return;
+  repair_namespaces(s, t);
+  for (uint32_t e = 0; e < superblock_.extent_count; ++e) repair_extent(s, e, t);
+  repair_buckets(s, t);
+  // Last, when wrong entries no longer take the room. That of a living writer may be on its way; a second one does no harm.
+  for_each_slot(*attached_, s, [&](SlotId slot) {
+    const Header header = attached_->load_header(s, slot);
+    if (header.word().state() == SlotState::Stable && header.right && attached_->word_of(s, slot) == header.word() &&
+        republish(*attached_, s, slot, header))
+      ++t.republished;
+  });
+  repair_log(s, t);
+  write_back_directory(*attached_, s);
+  attached_->mem.store_fence();
+  log_append(*attached_, s, LogHint::Rescan, SlotId{});
+}
+
+// The audit of this host's own shard, which it got back: as of an adopted one (recovery.h), but its other processes are storing meanwhile.
+void Region::audit_home() {
+  const ShardMap& s = attached_->home();
+  attached_->mem.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // judge the medium and not our cache
+  attached_->mem.full_fence();
+  Tally t;
+  repair_shard(s, t);
+}
+
+Repair Region::repair() {
+  const Use use = ensure_writer();
+  Recovered reaped;
+  const uint32_t dead = reap_dead(reaped);
+  std::lock_guard<std::mutex> lock(maintenance_);
+  log_laps_.resize(superblock_.log_record_count);
+  Repair r;
+  Tally t;
+  const uint32_t copies = copies_right_ < 2 ? rewrite_superblocks(path_, superblock_) : 0;
+  if (copies != 0) copies_right_ = 2;
+  const bool ok = fault_guarded([&] {
+    repair_claim(t);
+    follow_owners();
+    for (uint32_t h = 0; h < attached_->hosts(); ++h)
+      if (HostIndex{h} == attached_->self || attached_->owns(HostIndex{h})) repair_shard(attached_->shard(HostIndex{h}), t);
+  });
+  const auto done = [&](uint64_t count, const char* what) {
+    if (count != 0) r.done.push_back(std::to_string(count) + " " + what);
+  };
+  done(copies, "copy of the superblock written anew from the right one");
+  done(t.claims, "adoption that was cut short, done again");
+  done(dead, "dead processes cleaned up after");
+  done(reaped.freed + t.slots_freed, "slots freed that nobody was writing any more");
+  done(t.rows_restored, "namespaces restored");
+  done(t.rows_freed, "damaged namespaces removed; their blocks are misses");
+  done(t.dropped, "damaged blocks dropped; they are misses");
+  done(t.extents, "extent descriptors put right");
+  done(t.entries, "wrong or double bucket entries removed");
+  done(reaped.republished + t.republished, "blocks that nobody could find, entered again");
+  done(t.tails, "change log tail put right");
+  done(t.records, "damaged change log records replaced");
+  if (!ok) r.left.emplace_back("the medium failed while it was repaired (poisoned memory, or the file was truncated); replace it");
+  if (t.extents_left != 0)
+    r.left.push_back(std::to_string(t.extents_left) +
+                     " extents have a damaged descriptor while a process writes there; repair again when it is done");
+  if (t.claims_left != 0)
+    r.left.push_back("shard " + std::to_string(to_int(attached_->self)) + " is claimed by host " + std::to_string(t.claim_owner) + " with epoch " +
+                     std::to_string(t.claim_epoch) +
+                     " and not taken over; stop this host's engines and repair again, or adopt it with a higher epoch");
+  r.blocks_checked = t.checked, r.blocks_dropped = t.dropped;
+  return r;
+}
+
+}   // namespace kvp
