@@ -9,15 +9,40 @@ import pytest
 
 from format.blocks import Blocks, load, store
 from format.golden_content import EVICTED_1, FOLDER, INTERRUPTED_1, LARGE, SMALL, STORED_1, STRANGER_1
-from format.layout_file import RegionBytes
+from format.layout_file import SECTIONS, RegionBytes
+from kvpool.errors import FencedError
 from kvpool.region import FORMAT_VERSION, Region
+
+
+def unpacked(tmp_path: Path, boot_id: bytes | None) -> Path:
+    """The region as it was written, or as if the hosts had written it in this boot (or one that nobody named)."""
+    data = bytearray(lzma.decompress((FOLDER / "format-1.region.xz").read_bytes()))
+    if boot_id is not None:
+        offset, size = SECTIONS["shard header"]["boot_id"]
+        known = RegionBytes(data)
+        for host in range(known.sb["host_count"]):
+            at = known.shard(host).start + offset
+            if any(data[at : at + size]):
+                data[at : at + size] = boot_id
+    path = tmp_path / "region"
+    path.write_bytes(data)
+    return path
 
 
 @pytest.fixture
 def golden_1(tmp_path: Path) -> Path:
-    path = tmp_path / "region"
-    path.write_bytes(lzma.decompress((FOLDER / "format-1.region.xz").read_bytes()))
-    return path
+    return unpacked(tmp_path, bytes(16))
+
+
+def test_golden_1_of_another_boot_is_refused_to_engines_and_a_daemon_keeps_its_blocks(tmp_path: Path) -> None:
+    path = unpacked(tmp_path, b"another boot....")
+    before = path.read_bytes()
+    with pytest.raises(FencedError, match="in another boot"):
+        Region.attach(path, host=0)
+    assert path.read_bytes() == before
+    with Region.attach(path, host=0, role="daemon"), Region.attach(path, host=0) as region:
+        for blocks in STORED_1[0]:
+            assert load(region, blocks) == [""] * len(blocks)
 
 
 def test_golden_exists_for_the_format_that_this_build_writes() -> None:
@@ -73,6 +98,11 @@ def test_golden_1_interrupted_store_is_reaped_then_fsck_is_clean(golden_1: Path)
     assert any("died without being reaped" in p for p in Region.fsck(golden_1).problems)
     with Region.attach(golden_1, host=2):
         pass
+    # Its build did not mark an adoption as done yet: the claim of host 1 looks unfinished, and the next adoption ends that.
+    (left,) = Region.fsck(golden_1).problems
+    assert "host 1 claims it with epoch 7 and has not taken it over" in left
+    with Region.attach(golden_1, host=1) as adopter:
+        adopter.adopt(3, 8)
     assert Region.fsck(golden_1).problems == []
 
 

@@ -34,12 +34,12 @@ def simulate(simulator: Path) -> Simulate:
     """Runs it with these arguments; what it prints is shown when the test fails."""
 
     def run(*arguments: str, timeout_s: float = 1500) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(simulator), *arguments], capture_output=True, text=True, timeout=timeout_s
-        )
+        done = subprocess.run([str(simulator), *arguments], capture_output=True, text=True, timeout=timeout_s)
         sys.stdout.write(done.stdout)
         sys.stderr.write(done.stderr)
-        for schedules, steps, seconds in re.findall(r"total: (\d+) schedules, (\d+) steps in ([\d.]+) s", done.stdout):
+        for schedules, steps, seconds in re.findall(
+            r"total: (\d+) schedules, (\d+) steps in ([\d.]+) s", done.stdout
+        ):
             totals["schedules"] += int(schedules)
             totals["steps"] += int(steps)
             totals["milliseconds"] += round(float(seconds) * 1000)
