@@ -61,7 +61,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         f" {totals['steps'] / minutes / 1e6:.0f} million steps a minute"
     )
     terminalreporter.line(
-        f"explored: {totals['explored states']:,} states in {totals['explored runs']:,} runs, complete up to the bounds"
+        f"explored: {totals['explored states']:,} states in {totals['explored runs']:,} runs,"
+        " complete up to the bounds"
     )
     for line in getattr(terminalreporter.config, "mutant_table", []):
         terminalreporter.line(line)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first one buil
 
 ROOT = Path(__file__).resolve().parents[2]
 LITMUS = ROOT / "pool" / "native" / "litmus.h"
-SEEDS = int(os.environ.get("KVPOOL_SIM_SEEDS", "300"))
+SEEDS = min(300, int(os.environ.get("KVPOOL_SIM_SEEDS", "300")))
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,9 @@
 #pragma once
 #include <unordered_map>
 
-#include "sim/simulation.h"
+#include "sim/scenarios.h"
 
 namespace kvp::sim {
-
-struct Bound {
-  uint32_t preemptions = 2, events = 2;
-};
 
 class Explorer : public Adversary, public Listener {
  public:

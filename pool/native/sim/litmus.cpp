@@ -1,14 +1,15 @@
 // kvpool_litmus_sim: the litmus test (litmus.h) between hosts on simulated media, good ones and bad ones. Prints what each host measured, one line
 // of JSON a host and run; tests/sim/test_litmus.py gives it to the same verdict as what is measured on real memory.
 //
-//   kvpool_litmus_sim MEDIUM [--seeds FROM:COUNT] [--hosts N] [--mutant PLACE] | --places
+//   kvpool_litmus_sim MEDIUM [--seeds FROM:COUNT] [--hosts N] [--mutant FILE:LINE ACCESS]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "litmus.h"
-#include "sim/simulation.h"
+#include "sim/memory_sim.h"
+#include "sim/random.h"
 
 namespace kvp::sim {
 namespace {
@@ -67,6 +68,8 @@ class OddMemory {
   bool guarded(F&& f) {
     return m_.guarded(static_cast<F&&>(f));
   }
+  void yield() { m_.yield(); }
+  bool without(const char* check, Where where = Where::current()) { return m_.without(check, where); }
   bool coherent() const { return false; }
 
  private:
@@ -109,16 +112,20 @@ Superblock plan(uint32_t hosts) {
   return plan_region(r);
 }
 
-bool run(Kind kind, uint32_t hosts, uint64_t seed, const std::string& mutant, std::set<std::string>* places) {
+bool run(Kind kind, uint32_t hosts, uint64_t seed, const std::string& mutant, bool silent) {
   const Superblock sb = plan(hosts);
-  Simulation sim(sb.region_bytes, hosts, seed);
-  sim.mutant = mutant, sim.places = places;
+  RandomAdversary dice(seed);
+  dice.be_even();
+  Simulation sim(sb.region_bytes, hosts, dice);
+  dice.begin(sim);
+  sim.mutants[0] = mutant.empty() ? ~0u : Places::all().at(mutant);
   sim.medium.may_write = [&](uint32_t host, LineIndex line) {
     return (line * kLineBytes - sb.shard_offset) / sb.shard_bytes == host && line * kLineBytes < ShardMap(sb, HostIndex{host}).participant(0);
   };
   uint32_t finished = 0;
-  for (uint32_t h = 0; h < hosts; ++h)
-    sim.spawn(h, [&, h](uint32_t id) {
+  for (uint32_t h = 0; h < hosts; ++h) {
+    const uint32_t id = sim.add_process(h);
+    sim.start(id, [&, h, id] {
       using L = Litmus<OddMemory, StepClock>;
       L litmus(OddMemory(kind, SimMemory(sim, id), sb, h), sb, HostIndex{h}, 1000 + h, {}, LitmusLimits{6000, 400, 100, 12});
       std::vector<uint64_t> seen(hosts), now(hosts);
@@ -135,25 +142,28 @@ bool run(Kind kind, uint32_t hosts, uint64_t seed, const std::string& mutant, st
           litmus.measure(HostIndex{p}, kRounds, r);
           if (r.end == LitmusResult::End::Busy && look + 1 < 40) continue;
           done[p] = true, --missing;
-          if (places == nullptr) print(seed, h, p, r);
+          if (!silent) print(seed, h, p, r);
         }
         seen = now;
       }
       for (uint32_t p = 0; p < hosts; ++p)
-        if (p != h && !done[p] && places == nullptr) print(seed, h, p, {});
+        if (p != h && !done[p] && !silent) print(seed, h, p, {});
       ++finished;
       for (uint32_t more = 0; finished < hosts && more < 400; ++more) litmus.serve(200);
       litmus.goodbye();
     });
-  const bool ended = sim.run(kSteps);
-  if (!sim.medium.violation.empty()) std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed), sim.medium.violation.c_str());
-  if (!ended) std::fprintf(stderr, "seed %llu: no end\n", static_cast<unsigned long long>(seed));
-  return ended && sim.medium.violation.empty();
+  }
+  try {
+    sim.run(kSteps);
+  } catch (const Abandoned&) {
+  }
+  if (!sim.violation.empty()) std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed), sim.violation.c_str());
+  return sim.violation.empty();
 }
 
 int usage() {
   std::fprintf(stderr,
-               "usage: kvpool_litmus_sim software|coherent|silent|one-way|sticky [--seeds FROM:COUNT] [--hosts N] [--mutant PLACE] [--places yes]\n");
+               "usage: kvpool_litmus_sim software|coherent|silent|one-way|sticky [--seeds FROM:COUNT] [--hosts N] [--mutant 'FILE:LINE ACCESS']\n");
   return 2;
 }
 
@@ -169,7 +179,6 @@ int main(int argc, char** argv) {
   uint64_t from = 1, count = 20;
   uint32_t hosts = 2;
   std::string mutant;
-  bool places = false;
   for (int i = 2; i < argc; i += 2) {
     if (i + 1 == argc) return usage();
     const std::string option = argv[i], value = argv[i + 1];
@@ -177,17 +186,17 @@ int main(int argc, char** argv) {
       mutant = value;
     else if (option == "--hosts")
       hosts = static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
-    else if (option == "--places")
-      places = true;
     else if (option == "--seeds" && value.find(':') != std::string::npos)
       from = std::strtoull(value.c_str(), nullptr, 10), count = std::strtoull(value.c_str() + value.find(':') + 1, nullptr, 10);
     else
       return usage();
   }
-  if (kind < 0 || hosts < 2 || hosts > 8) return usage();
-  std::set<std::string> seen;
+  if (kind < 0 || hosts < 2 || hosts > kHosts) return usage();
+  if (!mutant.empty()) {   // a place is known once somebody has passed it
+    run(static_cast<Kind>(kind), hosts, from, "", true);
+    if (Places::all().at(mutant) == ~0u) return std::fprintf(stderr, "nothing passes %s\n", mutant.c_str()), 2;
+  }
   bool ok = true;
-  for (uint64_t seed = from; seed < from + count; ++seed) ok = run(static_cast<Kind>(kind), hosts, seed, mutant, places ? &seen : nullptr) && ok;
-  for (const std::string& place : seen) std::printf("%s\n", place.c_str());
+  for (uint64_t seed = from; seed < from + count; ++seed) ok = run(static_cast<Kind>(kind), hosts, seed, mutant, false) && ok;
   return ok ? 0 : 1;
 }

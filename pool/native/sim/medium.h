@@ -29,7 +29,7 @@ using LineIndex = uint64_t;
 constexpr LineIndex line_of(Offset at) { return at / kLineBytes; }
 constexpr uint32_t word_of(Offset at) { return static_cast<uint32_t>(at % kLineBytes / 8); }
 
-constexpr uint32_t kHosts = 3;
+constexpr uint32_t kHosts = 4;   // at most
 
 enum class Op : uint8_t {
   Store,

@@ -43,6 +43,12 @@ class Places {
       if (other.file == p.file && other.function == p.function && other.what == p.what) ++alike, before += other < p;
     return p.file + " " + p.function + " " + p.what + (alike > 1 ? " #" + std::to_string(before + 1) : "");
   }
+  // As "file:line access"; ~0 if nothing passed there yet.
+  uint32_t at(const std::string& place) const {
+    for (uint32_t i = 0; i < places_.size(); ++i)
+      if (places_[i].file + ":" + std::to_string(places_[i].line) + " " + places_[i].what == place) return i;
+    return ~0u;
+  }
   uint32_t line(uint32_t number) const { return places_[number].line; }
   uint32_t size() const { return static_cast<uint32_t>(places_.size()); }
 

@@ -35,6 +35,9 @@ class RandomAdversary : public Adversary {
     focus_one_in_ = kFocus[dice_.below(std::size(kFocus))];
   }
 
+  // No temper: something happens everywhere all the time, so that nothing is put off for long.
+  void be_even() { switch_one_in_ = 6, anywhere_one_in_ = 9, focus_one_in_ = 0; }
+
   void begin(Simulation& sim) override {
     sim_ = &sim;
     sim.wake_stalled = [this] { return wake(); };

@@ -5,13 +5,17 @@
 
 namespace kvp::sim {
 
+struct Bound {   // of what the explorer tries
+  uint32_t preemptions = 2, events = 2;
+};
+
 struct Scenario {
   const char* name;
   const char* what;
   void (*run)(World&);
   WorldOptions options;
-  WorldOptions small;   // for the explorer
-  bool explored = true;
+  WorldOptions small;           // for the explorer
+  std::vector<Bound> quick{};   // bounds within which all schedules take some seconds at most; none: random only
   Damage damage{};
 };
 
