@@ -138,11 +138,27 @@ def test_every_step_in_the_core_is_killed_somewhere() -> None:
         "adopt.freed",
         "adopt.log.refill",
         "adopt.done",
+        "acknowledge.before_flush",  # these and those of adopt: test_matrix.py
+        "acknowledge.done",
+        "audit.begin",
+        "audit.done",
         "format.before_superblock",
         "format.before_magic",
     }
     killed = set(steps_of_a_life("hardware")) | elsewhere
     assert named - killed == set()
+
+
+def test_namespace_row_of_a_dead_process_is_named_by_fsck_and_reaped() -> None:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry("hardware"))
+        with Region.attach(path) as region:
+            assert tally.ended(start(die_in_a_store, path, "namespace.claim")) == -signal.SIGKILL
+            (problem, _) = sorted(region.check().problems)
+            assert "namespace 0 is being written by a process that is gone" in problem
+            assert region.reap().dead == 1
+            clean(region.check())
 
 
 def adopt(path: Path, step: str, epoch: int) -> None:
@@ -179,6 +195,30 @@ def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coh
             assert store(back, SMALL, [31]) == [None]
             assert load_all(back) == 11
             assert back.check().ok
+
+
+def adopt_and_die(path: Path) -> None:
+    with Region.attach(path, host=1) as region:
+        _native.stop_at("adopt.done", 1, signal.SIGKILL)
+        region.adopt(0, 1)
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_adopter_dies_its_hosts_next_process_audits_the_shard(coherence: Coherence) -> None:
+    """Else what the old owner wrote late would stay as it is for good."""
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry(coherence))
+        with Region.attach(path, host=0) as here, Region.attach(path, host=1) as there:
+            store(here, SMALL, range(10))
+            assert tally.ended(start(adopt_and_die, path)) == -signal.SIGKILL
+            assert not there._native.audit_adopted()  # the old owner has not said that it stopped
+            here.heartbeat()
+            assert there._native.audit_adopted()
+            assert not there._native.audit_adopted()  # once is enough
+            assert there.reap().dead == 1
+            assert load(there, SMALL, range(10)) == [None] * 10
+        clean(Region.fsck(path))
 
 
 def format_dying(path: Path, step: str, nth: int, kept: Geometry) -> None:
