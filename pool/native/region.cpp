@@ -252,6 +252,7 @@ uint32_t Region::reap_dead(Recovered& total) {
         unlock_participant(host, i);
         continue;
       }
+      follow_owners();   // the dead one may have adopted a shard that we know nothing of
       for (uint32_t h = 0; h < attached_->hosts(); ++h)
         if (attached_->owns(HostIndex{h}) && !fenced(*attached_, attached_->shard(HostIndex{h}))) {
           const Recovered r = reap(*attached_, attached_->shard(HostIndex{h}), i, me ? attached_->generation : kNobody);

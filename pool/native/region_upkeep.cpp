@@ -182,10 +182,12 @@ uint64_t Region::audit_adopted() {
         if (HostIndex{before} != attached_->self && m.load_word(acknowledged) >= epoch) audited_epoch_[h] = epoch;
       }
       if (audited_epoch_[h] < epoch) continue;
+      KVP_STEP("audit.begin");
       if (HostIndex{h} == attached_->self)
         audit_home();
       else
         audit(*attached_, transfer_->namespaces(), s);
+      KVP_STEP("audit.done");
       audited |= 1ULL << h;
     }
   });
@@ -212,7 +214,9 @@ uint64_t Region::acknowledge_lost() {
       if (writing) continue;
       if (HostIndex{h} != attached_->self && attached_->owns(HostIndex{h})) protect(HostIndex{h}, false);
       attached_->set_owned(HostIndex{h}, false);
+      KVP_STEP("acknowledge.before_flush");
       acknowledge(*attached_, s, o.epoch);
+      KVP_STEP("acknowledge.done");
       acknowledged |= 1ULL << h;
     }
     follow_owners();

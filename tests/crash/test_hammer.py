@@ -5,18 +5,21 @@ No wrong byte, no stuck slot, nothing grows. Bounded to some seconds; KVPOOL_SOA
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from children import Child, children, fd_count, rss_bytes
+from crash import tally
 from kvpool import _native
 from kvpool.errors import RegionBusyError
 from kvpool.keys import KEY_BYTES, Namespace
@@ -27,6 +30,7 @@ from strategies import buffers, contents, keys_of, namespace, region_folder, see
 SECONDS = float(os.environ.get("KVPOOL_SOAK_SECONDS", "0"))
 UNIT = 256
 SPACES = [namespace(size, f"size {size}") for size in (UNIT - 7, UNIT, 3 * UNIT + 1, 8 * UNIT)]
+DEATHS = 120  # of the slow test
 CALLS_MIN = 60  # a process, also where it gets no time to run
 BLOCKS = 150  # of each namespace: several times what fits
 HONEST = {None, MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.CHANGED_WHILE_READING}
@@ -62,6 +66,8 @@ def one_call(
         else:
             result = region.load(keys, out)
         wrong = wrong_hits(keys, result.codes, out)
+        tally.count(tally.LOADED, result.hit_count)
+        tally.count(tally.WRONG, len(wrong))
         assert not wrong, f"wrong bytes: {ns.model} block {wrong}"
         for reason in result.reasons:
             facts[f"load {reason or 'hit'}"] += 1
@@ -81,7 +87,12 @@ def one_call(
 
 
 def hammer(
-    path: Path, host: int, number: int, until: float, honest: set[MissReason | None] = HONEST
+    path: Path,
+    host: int,
+    number: int,
+    until: float,
+    honest: set[MissReason | None] = HONEST,
+    stop: Path | None = None,
 ) -> Facts:
     dice = random.Random(number)
     facts: Counter[str] = Counter()
@@ -89,8 +100,9 @@ def hammer(
     marks: list[tuple[int, int]] = []
     calls = 0
     started = time.monotonic()
-    while time.monotonic() < until or calls < CALLS_MIN:
-        one_call(region, dice, facts, honest)
+    while (time.monotonic() < until or calls < CALLS_MIN) and not (stop and stop.exists()):
+        with tally.in_time("a call"):
+            one_call(region, dice, facts, honest)
         calls += 1
         if calls % 400 == 0:  # a life ends well
             region.close()
@@ -106,6 +118,7 @@ def judge_end(path: Path, facts: Counter[str], damaged: bool = False) -> None:
         with Region.attach(path, host=host) as region:
             report = region.check()
             totals = report.totals
+            tally.count(tally.FSCK, not report.ok)
             assert report.ok, report.problems
             assert totals["writing"] == totals["lent"] == 0
             assert totals["free"] + totals["stored"] == totals["slots"]
@@ -115,7 +128,10 @@ def judge_end(path: Path, facts: Counter[str], damaged: bool = False) -> None:
                 keys = keys_of(ns, range(BLOCKS))
                 out = buffers(keys)
                 result = region.load(keys, out)
-                assert not wrong_hits(keys, result.codes, out)
+                wrong = wrong_hits(keys, result.codes, out)
+                tally.count(tally.LOADED, result.hit_count)
+                tally.count(tally.WRONG, len(wrong))
+                assert not wrong
             region.evict(0.0, 10**6)
             assert region.usage().hosts[host].blocks == 0, "a slot is stuck"
             counters = region.counters()
@@ -147,10 +163,11 @@ def test_two_hosts_with_two_processes_each_never_get_wrong_bytes(coherence: Cohe
                     assert usage.used_bytes <= usage.capacity_bytes
                     problems = region.check().problems
                     assert not problems, problems
+                tally.facts()
                 time.sleep(0.01)
         facts: Counter[str] = Counter()
         for worker in workers:
-            report = worker.result()
+            report = tally.result(worker)
             facts += report["facts"]
             if not report["marks"]:
                 continue
@@ -164,6 +181,7 @@ def test_two_hosts_with_two_processes_each_never_get_wrong_bytes(coherence: Cohe
 
 @pytest.mark.parametrize("coherence", ["hardware", "software"])
 def test_processes_killed_at_random_others_never_notice(coherence: Coherence) -> None:
+    tally.use_row(tally.RANDOM)
     value = seed("test_processes_killed_at_random")
     dice = random.Random(value)
     with region_folder() as folder, children() as start:
@@ -186,15 +204,52 @@ def test_processes_killed_at_random_others_never_notice(coherence: Coherence) ->
         deaths = 0
         while time.monotonic() < until - 0.2 or deaths < 2:
             time.sleep(dice.uniform(0.01, 0.1))
+            tally.facts()
             i = dice.randrange(2)
             child, host, _ = workers[i]
             child.signal(signal.SIGKILL)
-            code = child.wait()
+            code = tally.ended(child)
             assert code in (-signal.SIGKILL, 0), code  # 0: it had just ended
             deaths += 1
             workers[i] = replace(i, host, True)
         for child, _, _ in workers:
-            child.result()
+            tally.result(child)
+        judge_end(path, Counter())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_several_killed_in_the_same_moment_others_never_notice(coherence: Coherence) -> None:
+    """Wherever they are just then, on both hosts; two that are never killed see all of it."""
+    tally.use_row(tally.RANDOM)
+    value = seed("test_several_killed_in_the_same_moment")
+    dice = random.Random(value)
+    with region_folder() as folder, children() as start:
+        path, stop = folder / "region", folder / "stop"
+        Region.format(path, replace(hammered(coherence), participants=8))
+        far = time.monotonic() + 3600
+        numbers = itertools.count(value)
+
+        def worker(place: int) -> Child:
+            return start(hammer, path, place % HOSTS, next(numbers), far, HONEST, stop, timeout_s=3600)
+
+        workers = [worker(place) for place in range(6)]
+        deaths = 0
+        until = time.monotonic() + SECONDS
+        while deaths < DEATHS or time.monotonic() < until:
+            time.sleep(dice.uniform(0.0, 0.04))
+            places = dice.sample(range(2, 6), dice.choice((1, 2, 3)))
+            tally.intend(len(places))
+            for place in places:
+                workers[place].signal(signal.SIGKILL)
+            for place in places:
+                assert tally.ended(workers[place]) == -signal.SIGKILL
+                workers[place].end()
+                workers[place] = worker(place)
+            deaths += len(places)
+        stop.touch()
+        for child in workers:
+            tally.result(child)
         judge_end(path, Counter())
 
 
@@ -263,7 +318,7 @@ def test_shards_change_hands_under_living_writers_without_wrong_bytes(coherence:
                 time.sleep(dice.uniform(0, 0.03))
             facts: Counter[str] = Counter()
             for worker in workers:
-                facts += worker.result()["facts"]
+                facts += tally.result(worker)["facts"]
             print(sorted(facts.items()))
             assert facts["load hit"] > 0
             for host, region in enumerate((a, b)):  # everybody gets his own back
@@ -285,7 +340,7 @@ def test_entries_of_the_dead_are_used_again_when_all_are_taken() -> None:
         path = folder / "region"
         Region.format(path, small_geometry(8, block_bytes=UNIT, participants=2, namespaces=4))
         for _ in range(20):
-            assert start(die, path, "store.claim").wait() == -signal.SIGKILL
+            assert tally.ended(start(die, path, "store.claim")) == -signal.SIGKILL
         with Region.attach(path), Region.attach(path) as second:
             with pytest.raises(RegionBusyError, match="all 2 participant entries"):
                 Region.attach(path)

@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from children import Child, children
+from crash import tally
+from crash.world import LARGE, NEW, SMALL, SPACES, UNIT, clean, load, load_all, store
 from kvpool import _native
 from kvpool.errors import KvpoolError, SuperblockError
-from kvpool.keys import KeyBatch, Namespace
+from kvpool.keys import KeyBatch
 from kvpool.outcomes import MissReason
 from kvpool.region import Coherence, Geometry, Region
-from strategies import buffers, contents, keys_of, namespace, region_folder, seed, small_geometry, wrong_hits
+from strategies import contents, keys_of, region_folder, seed, small_geometry
 
 NATIVE = Path(__file__).resolve().parents[2] / "pool" / "native"
-UNIT = 512
-SMALL, LARGE, NEW = namespace(UNIT - 3, "small"), namespace(3 * UNIT, "large"), namespace(UNIT, "new")
-SPACES = (SMALL, LARGE, NEW)
-INDICES = range(40)
 
 
 def geometry(coherence: Coherence) -> Geometry:
@@ -29,25 +27,6 @@ def geometry(coherence: Coherence) -> Geometry:
     return small_geometry(
         24, hosts=2, block_bytes=UNIT, slots_per_extent=4, participants=6, namespaces=4, coherence=coherence
     )
-
-
-def store(region: Region, ns: Namespace, indices: list[int]) -> list[MissReason | None]:
-    keys = keys_of(ns, indices)
-    return list(region.store(keys, contents(keys)).reasons)
-
-
-def load_all(region: Region) -> int:
-    """Loads every block that may be there. Wrong bytes fail; the number of hits comes back."""
-    hits = 0
-    for ns in SPACES:
-        keys = keys_of(ns, INDICES)
-        out = buffers(keys)
-        result = region.load(keys, out)
-        assert not wrong_hits(keys, result.codes, out)
-        allowed = {None, MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.CHANGED_WHILE_READING}
-        assert set(result.reasons) <= allowed, list(result.reasons)
-        hits += result.hit_count
-    return hits
 
 
 def die_in_a_store(path: Path, step: str) -> None:
@@ -59,7 +38,7 @@ def die_in_a_store(path: Path, step: str) -> None:
 def everything(path: Path, record: bool, step: str = "", nth: int = 0) -> list[str]:
     """Passes every step that a process of host 0 can pass; the steps that were passed come back."""
     dead = Child(die_in_a_store, path, "store.payload")  # somebody for the reaper
-    assert dead.wait() == -signal.SIGKILL
+    assert tally.ended(dead) == -signal.SIGKILL
     dead.end()
     if record:
         _native.record_steps()
@@ -102,16 +81,10 @@ def check_after_a_death(path: Path, survivors: list[Region]) -> None:
             )  # a stuck slot may be the last one until it is reaped
     with Region.attach(path, host=0) as fresh:
         assert all(p.alive for p in fresh.participants())
-        report = fresh.check()
-        assert report.ok, report.problems
-        totals = report.totals
-        assert totals["writing"] == totals["lent"] == 0
-        assert totals["free"] + totals["stored"] == totals["slots"]
+        clean(fresh.check())
         load_all(fresh)
         assert [store(fresh, ns, [7]) for ns in SPACES] == [[None]] * 3
-    report = Region.fsck(path)
-    problems = [p for p in report.problems if "died without" not in p]
-    assert not problems
+    clean(Region.fsck(path))
 
 
 def all_slots_are_usable(region: Region) -> None:
@@ -130,6 +103,7 @@ def all_slots_are_usable(region: Region) -> None:
 
 @pytest.mark.parametrize("coherence", ["hardware", "software"])
 def test_process_killed_at_any_step_leaves_nothing_stuck(coherence: Coherence) -> None:
+    tally.use_row(tally.ONE)
     value = seed("test_process_killed_at_any_step")
     dice = random.Random(value)
     random.seed(value)
@@ -146,7 +120,7 @@ def test_process_killed_at_any_step_leaves_nothing_stuck(coherence: Coherence) -
                 store(there, LARGE, [23, 24])
                 for nth in (1, dice.randint(2, 40)):
                     print(f"step={step} nth={nth}")
-                    code = start(everything, path, False, step, nth).wait()
+                    code = tally.ended(start(everything, path, False, step, nth))
                     assert code == -signal.SIGKILL or (nth > 1 and code == 0), (step, nth, code)
                     check_after_a_death(path, [here, there])
                 here.reap()
@@ -164,11 +138,27 @@ def test_every_step_in_the_core_is_killed_somewhere() -> None:
         "adopt.freed",
         "adopt.log.refill",
         "adopt.done",
+        "acknowledge.before_flush",  # these and those of adopt: test_matrix.py
+        "acknowledge.done",
+        "audit.begin",
+        "audit.done",
         "format.before_superblock",
         "format.before_magic",
     }
     killed = set(steps_of_a_life("hardware")) | elsewhere
     assert named - killed == set()
+
+
+def test_namespace_row_of_a_dead_process_is_named_by_fsck_and_reaped() -> None:
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry("hardware"))
+        with Region.attach(path) as region:
+            assert tally.ended(start(die_in_a_store, path, "namespace.claim")) == -signal.SIGKILL
+            (problem, _) = sorted(region.check().problems)
+            assert "namespace 0 is being written by a process that is gone" in problem
+            assert region.reap().dead == 1
+            clean(region.check())
 
 
 def adopt(path: Path, step: str, epoch: int) -> None:
@@ -180,14 +170,15 @@ def adopt(path: Path, step: str, epoch: int) -> None:
 @pytest.mark.parametrize("coherence", ["hardware", "software"])
 @pytest.mark.parametrize("step", ["adopt.claimed", "adopt.freed", "adopt.log.refill", "adopt.done"])
 def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coherence: Coherence) -> None:
+    tally.use_row(tally.ONE)
     with region_folder() as folder, children() as start:
         path = folder / "region"
         Region.format(path, geometry(coherence))
         with Region.attach(path, host=0) as old:
             store(old, SMALL, list(range(10)))
             dead = start(die_in_a_store, path, "store.payload")
-            assert dead.wait() == -signal.SIGKILL
-        assert start(adopt, path, step, 5).wait() == -signal.SIGKILL
+            assert tally.ended(dead) == -signal.SIGKILL
+        assert tally.ended(start(adopt, path, step, 5)) == -signal.SIGKILL
         with Region.attach(path, host=0) as old:
             assert store(old, SMALL, [30]) == [MissReason.FENCED]
             load_all(old)
@@ -196,10 +187,7 @@ def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coh
                 region.adopt(0, 5)
             report = region.adopt(0, 6)
             assert report.kept == 10
-            keys = keys_of(SMALL, range(10))
-            out = buffers(keys)
-            assert region.load(keys, out).hit_count == 10
-            assert not wrong_hits(keys, bytes(10), out)
+            assert load(region, SMALL, range(10)) == [None] * 10
             check = region.check()
             assert check.totals["writing"] == 0
         with Region.attach(path, host=0) as back:  # and the old owner gets it back
@@ -207,6 +195,30 @@ def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coh
             assert store(back, SMALL, [31]) == [None]
             assert load_all(back) == 11
             assert back.check().ok
+
+
+def adopt_and_die(path: Path) -> None:
+    with Region.attach(path, host=1) as region:
+        _native.stop_at("adopt.done", 1, signal.SIGKILL)
+        region.adopt(0, 1)
+
+
+@pytest.mark.parametrize("coherence", ["hardware", "software"])
+def test_adopter_dies_its_hosts_next_process_audits_the_shard(coherence: Coherence) -> None:
+    """Else what the old owner wrote late would stay as it is for good."""
+    with region_folder() as folder, children() as start:
+        path = folder / "region"
+        Region.format(path, geometry(coherence))
+        with Region.attach(path, host=0) as here, Region.attach(path, host=1) as there:
+            store(here, SMALL, range(10))
+            assert tally.ended(start(adopt_and_die, path)) == -signal.SIGKILL
+            assert not there._native.audit_adopted()  # the old owner has not said that it stopped
+            here.heartbeat()
+            assert there._native.audit_adopted()
+            assert not there._native.audit_adopted()  # once is enough
+            assert there.reap().dead == 1
+            assert load(there, SMALL, range(10)) == [None] * 10
+        clean(Region.fsck(path))
 
 
 def format_dying(path: Path, step: str, nth: int, kept: Geometry) -> None:
@@ -218,9 +230,11 @@ def format_dying(path: Path, step: str, nth: int, kept: Geometry) -> None:
     ("step", "nth"), [("format.before_superblock", 1), ("format.before_magic", 1), ("format.before_magic", 2)]
 )
 def test_format_killed_leaves_no_region_or_a_whole_one(step: str, nth: int) -> None:
+    tally.use_row(tally.ONE)
     with region_folder() as folder, children() as start:
         path = folder / "region"
-        assert start(format_dying, path, step, nth, geometry("hardware")).wait() == -signal.SIGKILL
+        dead = start(format_dying, path, step, nth, geometry("hardware"))
+        assert tally.ended(dead) == -signal.SIGKILL
         try:
             region = Region.attach(path)
         except SuperblockError:
@@ -266,6 +280,7 @@ def test_writer_stopped_at_any_step_others_go_on_and_so_does_it(coherence: Coher
             Region.format(path, geometry(coherence))
             writer = start(stop_in_a_store, path, step)
             assert writer.wait_stopped(), step
+            tally.count(tally.STOPS)
             with Region.attach(path, host=0) as here, Region.attach(path, host=1) as there:
                 for region in (here, there):
                     assert region.reap().dead == 0
@@ -277,7 +292,7 @@ def test_writer_stopped_at_any_step_others_go_on_and_so_does_it(coherence: Coher
                     region.evict(0.2, 1000)
                     region.scrub()
                 writer.signal(signal.SIGCONT)
-                for reasons in writer.result():
+                for reasons in tally.result(writer):
                     assert set(reasons) == {None}, (step, reasons)
                 assert here.reap().dead == 0
                 load_all(here)
@@ -297,17 +312,17 @@ def test_zombie_writer_is_fenced_after_adoption(coherence: Coherence) -> None:
                 store(old, LARGE, [10, 11])
             zombie = start(stop_in_a_store, path, step)
             assert zombie.wait_stopped(), step
+            tally.count(tally.STOPS)
             with Region.attach(path, host=1) as region:
                 report = region.adopt(0, 1)
                 assert report.kept >= 2
                 load_all(region)
                 zombie.signal(signal.SIGCONT)
-                small, large = zombie.result()
+                small, large = tally.result(zombie)
                 # The store that it was in may end well; all that come after are refused.
                 assert set(small[1:]) | set(large) == {MissReason.FENCED}, (step, small, large)
                 load_all(region)
-                keys = keys_of(LARGE, [10, 11])
-                assert region.load(keys, buffers(keys)).hit_count == 2
+                assert load(region, LARGE, [10, 11]) == [None, None]
                 assert store(region, SMALL, [5]) == [None]  # into its own shard
                 region.adopt(0, 2)  # the audit after the zombie's acknowledgement
                 report2 = region.check()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from children import Child, children, until
+from crash import tally
 from kvpool import _native
 from kvpool.errors import RegionError
 from kvpool.keys import Namespace
@@ -92,7 +93,7 @@ def test_a_host_that_lost_a_shard_does_not_clean_up_there(coherence: Coherence) 
                 writer = start(stops_in_a_store, path, 0)
                 assert writer.wait_stopped()
                 dead = start(dies_in_a_store, path, 1)  # has the same number on its host as the writer
-                assert dead.wait() == -signal.SIGKILL
+                assert tally.ended(dead) == -signal.SIGKILL
                 assert other.reap().dead == 1
                 assert back.check().totals["writing"] == 1, "the living writer's slot was freed"
                 writer.signal(signal.SIGCONT)
@@ -121,7 +122,7 @@ def test_generation_wraps_and_the_dead_one_before_is_still_cleaned_up(generation
         with path.open("r+b") as f:
             f.seek(participant_word_offset(path, 0, 0))
             f.write(struct.pack("<Q", (generation - 1) << 32))
-        assert start(dies_in_a_store, path, 0).wait() == -signal.SIGKILL
+        assert tally.ended(start(dies_in_a_store, path, 0)) == -signal.SIGKILL
         with Region.attach(path) as region:
             assert (
                 region.participants()[0].generation == generation % 0x3FFF + 1
@@ -148,7 +149,7 @@ def forks_and_dies(path: Path, pid_file: Path) -> None:
 def test_forked_helper_that_lives_on_does_not_keep_its_dead_parent_alive() -> None:
     with region_folder() as folder, children() as start:
         path, pid_file = make(folder / "region"), folder / "pid"
-        assert start(forks_and_dies, path, pid_file).wait() == -signal.SIGKILL
+        assert tally.ended(start(forks_and_dies, path, pid_file)) == -signal.SIGKILL
         helper = int(pid_file.read_text())
         try:
             with Region.attach(path) as region:
