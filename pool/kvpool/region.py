@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import resource
@@ -83,6 +84,7 @@ def layout_table() -> str:
     return _native.layout_table()
 
 
+@functools.cache
 def boot_id() -> bytes:
     """16 bytes that change with every boot of this machine."""
     try:

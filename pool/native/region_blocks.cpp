@@ -45,6 +45,17 @@ void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
   if (!read_only_ && n != 0) fault_guarded([&] { attached_->count(kLookupLatency + latency_bucket(now_ns() - start, kLatencyBuckets)); });
 }
 
+// A damaged block of a shard that this host writes goes at once, so that the next store stores it anew: else it would be "present" to stores and a miss
+// to loads until the scrubber came by. Dropped is the very word that was found; a block that was overwritten meanwhile has another one. Another
+// host's processes may not write there: for them the block stays a miss until its owner reads or scrubs it.
+void Region::drop_damaged(const Found& found) {
+  fault_guarded([&] {
+    const ShardMap& s = attached_->shard(found.shard);
+    if (!attached_->owns(found.shard) || fenced(*attached_, s)) return;
+    if (evict_to_free(*attached_, s, found.slot, SlotWord{found.header.word})) attached_->count(kScrubBad);
+  });
+}
+
 uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
   const Use use = ensure_writer();
   const FaultHandlerChecked handler;
@@ -64,6 +75,7 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
         fault_guarded([&] { one = transfer_->load_block(found[k], pieces.data(), to.pieces, block_bytes, transfer_->tick_of(found[k].shard)); });
         outcomes[k] = one;
         if (one == Outcome::Ok) bytes += block_bytes;
+        if (one == Outcome::FailedChecksum) drop_damaged(found[k]);
       }
       codes[i + k] = static_cast<uint8_t>(outcomes[k]);
     }
