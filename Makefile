@@ -86,6 +86,12 @@ test-damage: export KVPOOL_DAMAGE_SECONDS ?= 3
 test-damage: $(VENV)/.installed ## damaged media: every bit flipped, and worse; KVPOOL_DAMAGE_ROUNDS=20000 for longer
 	@$(BIN)/pytest -q --timeout=7200 tests/damage
 
+# Opening a region under clang's sanitizers, then all parsers with generated documents.
+test-fuzz: $(VENV)/.installed ## fuzzers of the region format and of everything that is parsed; KVPOOL_FUZZ_SECONDS=600 for longer
+	@.ci/system --fuzz
+	@tests/fuzz/run
+	@$(BIN)/pytest -q --timeout=7200 tests/property/test_parsers.py
+
 test-sim: $(VENV)/.installed ## the protocol on a simulated non-coherent medium; KVPOOL_SIM_SEEDS=20000 for longer
 	@$(BIN)/pytest --timeout=7200 tests/sim
 
