@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from kvpool.errors import KvpoolError, MediumUnavailable
+from kvpool.quantity import shown
 from kvpool.rules import NAME_PATTERN
 from kvpool.spec import PoolSpec, TierSpec
 
@@ -123,6 +124,6 @@ def ensure_pool_dir(name: str) -> Path:
 def default_host() -> int:
     """The host number of this machine: KVPOOL_HOST, or 0."""
     given = os.environ.get(HOST_ENV, "0")
-    if not given.isdecimal():
-        raise KvpoolError(f'{HOST_ENV}="{given}" is not a host number; set it to 0, 1, ...')
+    if not given.isdecimal() or len(given) > 4:
+        raise KvpoolError(f"{HOST_ENV}={shown(given)} is not a host number; set it to 0, 1, ...")
     return int(given)

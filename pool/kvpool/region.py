@@ -581,6 +581,6 @@ def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
 def _description(text: str) -> dict[str, object]:
     try:
         parsed = json.loads(text)
-    except ValueError:
-        return {"description": text}  # cut short to fit its row
+    except (ValueError, RecursionError):
+        return {"description": text}  # cut short to fit its row, or not ours
     return parsed if isinstance(parsed, dict) else {"description": text}

@@ -1,4 +1,4 @@
-"""What the suite did, counted where it happens: rows of counters in memory that forked children share with us.
+"""What the suite did, counted where it happens: rows of counters in memory that forked children share.
 
 So the counts are true even when a child dies. `conftest.py` prints their sums and fails the run when they are
 not as they should be.
@@ -59,7 +59,7 @@ class Row:
         return self._counters[_PLACE[fact]]
 
     def note(self, text: str) -> None:
-        """Replaces the note, which is read after the process is gone: what it does now, or what went wrong."""
+        """Replaces the note, which is read after the process is gone: what went wrong."""
         data = text.encode(errors="replace")[: _TEXT_BYTES - 1] + b"\0"
         self._text[: len(data)] = data
 
@@ -103,21 +103,23 @@ class Tally:
             found.append(f"damages: {self.damages}, fewer than the {self.total('intended')} intended")
         if self.total("openings") + self.loaded < at_least:
             found.append(
-                f"damaged openings and loads: {self.total('openings') + self.loaded}, expected {at_least} or more"
+                f"damaged openings and loads: {self.total('openings') + self.loaded}, "
+                f"expected {at_least} or more"
             )
         return found
 
     def lines(self) -> list[str]:
         """The summary."""
-        rows = [f"damages                  {self.damages:>12,}  of {self.total('intended'):,} intended"]
-        rows += [f"  {kind:<31}{n:>6,}" for kind in KINDS if (n := self.total(kind))]
+        rows = [f"damages                  {self.damages:>19,}  of {self.total('intended'):,} intended"]
+        rows += [f"  {kind:<33}{n:>9,}" for kind in KINDS if (n := self.total(kind))]
         rows.append(
-            f"damaged regions opened   {self.total('openings'):>12,}  {self.total('refused'):,} of them refused"
+            f"damaged regions opened   {self.total('openings'):>19,}"
+            f"  {self.total('refused'):,} of them refused"
         )
         rows.append(
-            f"blocks loaded, checked   {self.loaded:>12,}  {self.total('hits'):,} hits with right bytes"
+            f"blocks loaded, checked   {self.loaded:>19,}  {self.total('hits'):,} hits with right bytes"
         )
-        rows += [f"  {reason.value:<31}{n:>6,}" for reason in MissReason if (n := self.total(str(reason)))]
+        rows += [f"  {reason.value:<33}{n:>9,}" for reason in MissReason if (n := self.total(str(reason)))]
         rows.append("; ".join(f"{name} = {self.total(name)}" for name in MUST_BE_ZERO))
         return rows
 

@@ -1,4 +1,4 @@
-"""Whole regions that change under or between their users: swapped, copied, overwritten, of another version."""
+"""Whole regions change under or between their users: swapped, copied, overwritten, of another version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvpool.errors import FormatVersionError
 from kvpool.region import Coherence, Region
 from strategies import keys_of, region_folder, seed
 
-SECONDS = float(os.environ.get("KVPOOL_DAMAGE_SECONDS", "0.5"))
+SECONDS = float(os.environ.get("KVPOOL_DAMAGE_SECONDS", "0.25"))
 ROW = TALLY.here
 MANY = range(60)
 

@@ -21,7 +21,7 @@ from kvpool.outcomes import MissReason
 from kvpool.region import Coherence, Geometry, Region
 from strategies import region_folder, seed
 
-SECONDS = float(os.environ.get("KVPOOL_DAMAGE_SECONDS", "0.5"))
+SECONDS = float(os.environ.get("KVPOOL_DAMAGE_SECONDS", "0.25"))
 SPACE = namespace("truncated", 4096)
 BLOCKS = Blocks(SPACE, tuple(f"block {i}" for i in range(40)))
 # Behind the end: zeros up to the end of the page, SIGBUS beyond.

@@ -155,7 +155,7 @@ class Tiny:
         return codes
 
     def check(self, region: Region, bit: int, row: Row) -> None:
-        """Everything is loaded: no wrong bytes, and missed is only what the bit belongs to, with its reason."""
+        """Loads everything: no wrong bytes, and missed is only what the bit belongs to, with its reason."""
         found = region.lookup(ALL.keys).codes
         codes = self.load(region, row)
         assert not any(f and not c for f, c in zip(found, codes, strict=True)), "it loads, but is not found"

@@ -1,4 +1,4 @@
-"""Damages are tried by forked processes: a crash or a hang is then a count with a name, not the end of the run.
+"""Damages are tried by forked processes: a crash or a hang is a count with a name, not the end of it all.
 
 A worker that died is started again behind the damage that killed it.
 """
