@@ -172,7 +172,7 @@ class Region {
   uint64_t sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header);   // 0: no block that could be served
 
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
-  void drop_damaged(const Found& found, uint64_t block_bytes);
+  void drop_damaged(const Found& found);
 
   std::string path_;
   Superblock superblock_{};

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from children import children
+from format.layout_file import RegionBytes
 from kvpool.errors import (
     MediumUnavailable,
     RegionError,
@@ -338,6 +339,24 @@ def test_damaged_payload_of_a_shard_that_another_host_took_is_left_alone(folder:
         assert list(adopter.load(keys, buffers(keys)).reasons) == [MissReason.FAILED_CHECKSUM]
         assert list(adopter.load(keys, buffers(keys)).reasons) == [MissReason.EVICTED]
         assert adopter.counters().scrub_bad == 1
+
+
+def test_damaged_namespace_row_costs_its_blocks_once_and_the_next_store_opens_another(folder: Path) -> None:
+    path = make(folder / "region")
+    keys, others = keys_of(NS, range(3)), keys_of(NS, range(3, 6))
+    with Region.attach(path) as region:
+        region.store(keys, contents(keys))
+        at = RegionBytes(path.read_bytes()).namespaces(0).start + 40
+        patch(path, at, bytes([path.read_bytes()[at] ^ 1]))
+        with Region.attach(path) as next_one:
+            assert set(next_one.load(keys, buffers(keys)).reasons) == {MissReason.WRONG_NAMESPACE}
+            assert next_one.store(keys, contents(keys)).stored_count == 3
+            assert region.store(others, contents(others)).stored_count == 3, "it knew the row from before"
+        with Region.attach(path) as next_one:
+            for batch in (keys, others):
+                out = buffers(batch)
+                assert next_one.load(batch, out).hit_count == 3
+                assert out == contents(batch)
 
 
 def test_scrub_goes_on_where_it_stopped(folder: Path) -> None:
