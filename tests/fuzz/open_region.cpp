@@ -110,7 +110,20 @@ struct Input {
   }
 };
 
-enum Patch : uint8_t { kWrite, kFlip, kFill, kCopy, kSwapLines, kWord, kAddWord, kRightHeader, kRightRow, kRightSuperblock, kSameSuperblocks, kPatches };
+enum Patch : uint8_t {
+  kWrite,
+  kFlip,
+  kFill,
+  kCopy,
+  kSwapLines,
+  kWord,
+  kAddWord,
+  kRightHeader,
+  kRightRow,
+  kRightSuperblock,
+  kSameSuperblocks,
+  kPatches
+};
 
 uint64_t spread(const Target& t, Input& in) { return in.number() % t.size; }
 
@@ -182,9 +195,7 @@ bool apply(Target& t, Input& in) {
       return true;
     }
     case kRightSuperblock: right_superblock(t.bytes + (at & 1) * t.superblock.align_bytes); return true;
-    case kSameSuperblocks:
-      std::memcpy(t.bytes + t.superblock.align_bytes, t.bytes, kSuperblockBytes);
-      return false;
+    case kSameSuperblocks: std::memcpy(t.bytes + t.superblock.align_bytes, t.bytes, kSuperblockBytes); return false;
     case kPatches: break;
   }
   return false;
