@@ -87,7 +87,7 @@ test-damage: $(VENV)/.installed ## damaged media: every bit flipped, and worse; 
 	@$(BIN)/pytest -q --timeout=7200 tests/damage
 
 # Opening a region under clang's sanitizers, then all parsers with generated documents.
-test-fuzz: export KVPOOL_FUZZ_EXAMPLES ?= 300
+test-fuzz: export KVPOOL_FUZZ_EXAMPLES ?= 100
 test-fuzz: $(VENV)/.installed ## fuzzers of the region format and of everything that is parsed; KVPOOL_FUZZ_SECONDS=600 for longer
 	@.ci/system --fuzz
 	@tests/fuzz/run

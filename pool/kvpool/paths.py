@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvpool.errors import KvpoolError, MediumUnavailable
 from kvpool.quantity import shown
-from kvpool.rules import NAME_PATTERN
+from kvpool.rules import NAME_MAX, NAME_PATTERN
 from kvpool.spec import PoolSpec, TierSpec
 
 MANIFEST_NAME = "pool.yaml"
@@ -33,8 +33,8 @@ def runtime_dir() -> Path:
 def pool_dir(name: str) -> Path:
     """The folder of the pool `name`."""
     # The name comes from a command line as well: it must not leave the runtime directory.
-    if not re.fullmatch(NAME_PATTERN.strip("^$"), name):
-        raise KvpoolError(f'"{name}" is not the name of a pool. Expected a name like prefix-pool.')
+    if not re.fullmatch(NAME_PATTERN.strip("^$"), name) or len(name) > NAME_MAX:
+        raise KvpoolError(f"{shown(name)} is not the name of a pool. Expected a name like prefix-pool.")
     return runtime_dir() / name
 
 

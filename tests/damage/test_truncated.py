@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
+import mmap
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from children import children
 from damage import blocks as many
 from damage.tally import TALLY, Row
 from damage.workers import try_all, users
@@ -177,3 +181,27 @@ def test_truncated_and_restored_under_running_readers_and_writers_all_live(
                 os.truncate(path, len(whole))
             time.sleep(0.002)
     assert TALLY.total("tier-error") > misses, "nobody met the missing end"
+
+
+@pytest.mark.parametrize("order", ["before", "between"])
+def test_fault_in_somebody_elses_memory_ends_the_process_as_without_us(folder: Path, order: str) -> None:
+    """Also with Python's faulthandler, whichever of the two handlers of the signal came first."""
+    path, other = folder / "region", folder / "other"
+    make(path)
+    other.write_bytes(bytes(8192))
+
+    def touch() -> None:
+        with (folder / "trace").open("w") as trace, other.open("r+b") as f:
+            if order == "before":
+                faulthandler.enable(trace)
+            with Region.attach(path) as region:
+                if order == "between":
+                    faulthandler.enable(trace)
+                region.lookup(BLOCKS.keys)
+                with mmap.mmap(f.fileno(), 0) as m:
+                    os.truncate(other, 0)
+                    print(m[5000])
+
+    with children() as start:
+        assert start(touch, timeout_s=20).wait() == -signal.SIGBUS
+    assert "Bus error" in (folder / "trace").read_text()

@@ -1,4 +1,4 @@
-"""The counts themselves: a crash, a hang, a failure, wrong bytes and a damage that did not happen are seen."""
+"""The counts themselves: a crash, a hang, a failure, wrong bytes and a damage that never was are seen."""
 
 from __future__ import annotations
 
