@@ -74,6 +74,20 @@ def test_regions_swapped_at_rest_each_is_what_its_bytes_say(area: Path) -> None:
         assert 0 in load(region, keys_of(SPACES[0], range(100, 112)), ROW)
 
 
+def test_second_superblock_of_another_region_is_one_copy_less(area: Path) -> None:
+    a, b = area / "a", area / "b"
+    make(a)
+    make(b)
+    second = RegionBytes(a.read_bytes()).sb["align_bytes"]
+    overwrite(a, b.read_bytes()[second : second + 4096], second)
+    done("another block's bytes")
+    ROW.add("openings")
+    assert Region.inspect(a).superblock_copies_ok == 1
+    with Region.attach(a) as region:
+        assert 0 in load(region, keys_of(SPACES[0], range(12)), ROW)
+        assert any("superblock" in problem for problem in region.check().problems)
+
+
 def test_halves_of_two_regions_never_one_block_with_the_bytes_of_another(area: Path) -> None:
     a, b = area / "a", area / "b"
     make(a, first=0)
