@@ -6,6 +6,7 @@ A worker that died is started again behind the damage that killed it.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import struct
 import time
@@ -70,7 +71,7 @@ def try_all(items: Sequence[T], prepare: Callable[[int, Row], Use[T]]) -> None:
         if share:
             start(worker, 0)
     while running:
-        pid, status = os.waitpid(-1, 0)
+        pid, status = _wait_any(list(running))
         worker = running.pop(pid)
         if end := _count_end(status, rows[worker]):
             at = places[worker].get()
@@ -114,6 +115,17 @@ def users(*bodies: User) -> Iterator[None]:
         ends = [_count_end(os.waitpid(pid, 0)[1], row) for pid, row in pids.items()]
     _no_wrong_bytes(rows)
     assert not any(ends), "\n".join(filter(None, ends))
+
+
+def _wait_any(pids: Sequence[int]) -> tuple[int, int]:
+    """The first of these to end, and how; the process may have other children."""
+    ends = {os.pidfd_open(pid): pid for pid in pids}
+    try:
+        ready, _, _ = select.select(list(ends), [], [])
+        return os.waitpid(ends[ready[0]], 0)
+    finally:
+        for fd in ends:
+            os.close(fd)
 
 
 def _watch() -> None:
