@@ -258,7 +258,9 @@ void write(Region& region, uint8_t how, bool honest) {
   refused_or([&] { region.acknowledge_lost(); });
   if ((how & 1) != 0) refused_or([&] { region.adopt_shard(how >> 1 & 1, 1ULL << (how >> 2 & 31)); });
   refused_or([&] { region.audit_adopted(); });
-  refused_or([&] { region.scrub(0, ~0ULL); });
+  refused_or([&] { region.scrub(0, ~0ULL, ~0ULL); });
+  refused_or([&] { region.owners(); });
+  if ((how & 0x80) != 0) refused_or([&] { region.repair(); });
   load_all(region, honest);
   refused_or([&] { region.evict(0.3, 4); });
   load_all(region, honest);
