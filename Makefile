@@ -12,8 +12,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
 NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
-NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE))
-QUICK := tests/unit tests/property tests/format tests/crash tests/bench
+NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE)) $(wildcard tests/fuzz/*.cpp)
+QUICK := tests/unit tests/property tests/format tests/damage tests/crash tests/bench
 # Suites that do not exist yet are left out, not an error.
 existing = $(wildcard $(1))
 TIDY_DIR := build/tidy
@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-sim test-engine engine-env demo bench clean distclean
+.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sim test-engine engine-env demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -77,8 +77,23 @@ test-slow: $(VENV)/.installed ## the long form of the quick suites
 
 # With fewer kills the run fails, also when every test passes.
 test-crash: export KVPOOL_KILLS_MIN ?= 1000
-test-crash: $(VENV)/.installed ## processes killed and stopped, damaged media; KVPOOL_SOAK_SECONDS=600 for longer
+test-crash: $(VENV)/.installed ## processes killed and stopped at any step; KVPOOL_SOAK_SECONDS=600 for longer
 	@$(BIN)/pytest --timeout=7200 -m 'not engine and not gpu' tests/crash
+
+# Every bit of a small region, random damage to larger ones, files swapped and truncated under their users. Ends with a summary of counts.
+test-damage: export KVPOOL_EVERY_BIT := 1
+test-damage: export KVPOOL_DAMAGE_AT_LEAST := 100000
+test-damage: export KVPOOL_DAMAGE_ROUNDS ?= 1000
+test-damage: export KVPOOL_DAMAGE_SECONDS ?= 3
+test-damage: $(VENV)/.installed ## damaged media: every bit flipped, and worse; KVPOOL_DAMAGE_ROUNDS=20000 for longer
+	@$(BIN)/pytest -q --timeout=7200 tests/damage
+
+# Opening a region under clang's sanitizers, then all parsers with generated documents.
+test-fuzz: export KVPOOL_FUZZ_EXAMPLES ?= 100
+test-fuzz: $(VENV)/.installed ## fuzzers of the region format and of everything that is parsed; KVPOOL_FUZZ_SECONDS=600 for longer
+	@.ci/system --fuzz
+	@tests/fuzz/run
+	@$(BIN)/pytest -q --timeout=7200 tests/property/test_parsers.py
 
 test-sim: $(VENV)/.installed ## the protocol on a simulated non-coherent medium; KVPOOL_SIM_SEEDS=20000 for longer
 	@$(BIN)/pytest --timeout=7200 tests/sim

@@ -12,8 +12,8 @@ NS = namespace(UNIT)
 SUPERBLOCK = 4096
 
 
-def make(path: Path, slots: int = 16, **more: object) -> Path:
-    Region.format(path, small_geometry(slots, block_bytes=UNIT, slots_per_extent=4, **more))  # type: ignore[arg-type]
+def make(path: Path, slots: int = 16, *, slots_per_extent: int = 4, **more: object) -> Path:
+    Region.format(path, small_geometry(slots, block_bytes=UNIT, slots_per_extent=slots_per_extent, **more))  # type: ignore[arg-type]
     return path
 
 

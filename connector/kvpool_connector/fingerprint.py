@@ -73,19 +73,32 @@ def _samples(path: Path, head: bytes, size: int) -> Iterator[tuple[int, int]]:
     """The (start, length) pieces of a file that count, beginning with its header."""
     if path.suffix == ".safetensors" and len(head) == 8:
         (header_bytes,) = struct.unpack("<Q", head)
-        if header_bytes <= min(HEADER_BYTES_MAX, size - 8):
+        ranges = _tensor_ranges(path, header_bytes, size)
+        if ranges is not None:
             yield 0, 8 + header_bytes
-            for start, end in _tensor_ranges(path, header_bytes):
+            for start, end in ranges:
                 yield from _spread(8 + header_bytes + start, 8 + header_bytes + end, SAMPLES_PER_TENSOR)
             return
     yield from _spread(0, size, SAMPLES_PER_FILE)
 
 
-def _tensor_ranges(path: Path, header_bytes: int) -> list[tuple[int, int]]:
+def _tensor_ranges(path: Path, header_bytes: int, size: int) -> list[tuple[int, int]] | None:
+    """Where the tensors lie behind the header; None when this is not the header of such a file."""
+    if header_bytes > min(HEADER_BYTES_MAX, size - 8):
+        return None
     with path.open("rb") as file:
         file.seek(8)
-        header = json.loads(file.read(header_bytes))
-    return sorted(tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
+        text = file.read(header_bytes)
+    try:
+        entries = json.loads(text).items()
+        ranges = [tuple(entry["data_offsets"]) for name, entry in entries if name != "__metadata__"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    right = all(
+        len(r) == 2 and all(type(n) is int for n in r) and 0 <= r[0] <= r[1] <= size - 8 - header_bytes
+        for r in ranges
+    )
+    return sorted(ranges) if right else None
 
 
 def _spread(start: int, end: int, count: int) -> Iterator[tuple[int, int]]:

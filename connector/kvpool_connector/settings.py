@@ -76,33 +76,41 @@ def _path(key: object) -> str:
     return f"kv_connector_extra_config.{key}"
 
 
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
 def _text(config: Mapping[str, Any], key: str) -> str:
     value = config.get(key, "")
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise SettingsError(f"{_path(key)}: {value!r} is not a string.")
+        raise SettingsError(f"{_path(key)}: {_shown(value)} is not a string.")
     return value
 
 
 def _choice(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> Any:
     value = config.get(key, allowed[0])
     if value not in allowed:
-        raise SettingsError(f"{_path(key)}: {value!r} is none of {', '.join(allowed)}.")
+        raise SettingsError(f"{_path(key)}: {_shown(value)} is none of {', '.join(allowed)}.")
     return value
 
 
 def _count(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SettingsError(f"{_path(key)}: {value!r} is not a number of tokens (0 or more).")
+        raise SettingsError(f"{_path(key)}: {_shown(value)} is not a number of tokens (0 or more).")
     return value
 
 
 def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     value = config.get(key, default)
     if not isinstance(value, bool):
-        raise SettingsError(f"{_path(key)}: {value!r} is neither true nor false.")
+        raise SettingsError(f"{_path(key)}: {_shown(value)} is neither true nor false.")
     return value
 
 
@@ -120,6 +128,6 @@ def _host(config: Mapping[str, Any]) -> int | None:
         number = -1
     if isinstance(value, bool) or not 0 <= number < 64:
         raise SettingsError(
-            f"{where}: {value!r} is not a host number (0..63, below spec.hosts of the manifest)."
+            f"{where}: {_shown(value)} is not a host number (0..63, below spec.hosts of the manifest)."
         )
     return number

@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 
 from kvpool.errors import KvpoolError, MediumUnavailable
-from kvpool.rules import NAME_PATTERN
+from kvpool.quantity import shown
+from kvpool.rules import NAME_MAX, NAME_PATTERN
 from kvpool.spec import PoolSpec, TierSpec
 
 MANIFEST_NAME = "pool.yaml"
@@ -32,8 +33,8 @@ def runtime_dir() -> Path:
 def pool_dir(name: str) -> Path:
     """The folder of the pool `name`."""
     # The name comes from a command line as well: it must not leave the runtime directory.
-    if not re.fullmatch(NAME_PATTERN.strip("^$"), name):
-        raise KvpoolError(f'"{name}" is not the name of a pool. Expected a name like prefix-pool.')
+    if not re.fullmatch(NAME_PATTERN.strip("^$"), name) or len(name) > NAME_MAX:
+        raise KvpoolError(f"{shown(name)} is not the name of a pool. Expected a name like prefix-pool.")
     return runtime_dir() / name
 
 
@@ -123,6 +124,6 @@ def ensure_pool_dir(name: str) -> Path:
 def default_host() -> int:
     """The host number of this machine: KVPOOL_HOST, or 0."""
     given = os.environ.get(HOST_ENV, "0")
-    if not given.isdecimal():
-        raise KvpoolError(f'{HOST_ENV}="{given}" is not a host number; set it to 0, 1, ...')
+    if not given.isdecimal() or len(given) > 4:
+        raise KvpoolError(f"{HOST_ENV}={shown(given)} is not a host number; set it to 0, 1, ...")
     return int(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 
 BINARY_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
 # Kubernetes writes a lower-case k; a capital K can mean nothing else, so both are read.
@@ -12,6 +12,7 @@ UNITS = {"": 1, **BINARY_UNITS, **DECIMAL_UNITS}
 
 # The same pattern stands in the CRD, so that both refuse the same texts.
 PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?$"
+TEXT_MAX = 60  # characters; longer ones are no sizes, and arithmetic with them is slow
 BYTES_MAX = (1 << 63) - 1  # what the region format and the CRD's int64 can hold
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?")
@@ -26,20 +27,20 @@ def parse_quantity(value: object) -> int:
     if value is None:
         raise ValueError(f"is empty; {_advice('')}")
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{_shown(value)} is not a quantity; {_advice(str(value))}")
+        raise ValueError(f"{shown(value)} is not a quantity; {_advice(shown(value))}")
     if isinstance(value, int):
-        amount = Decimal(value)
+        amount = Fraction(value)
     else:
-        match = _QUANTITY.fullmatch(value)
+        match = _QUANTITY.fullmatch(value) if len(value) <= TEXT_MAX else None
         if match is None:
-            raise ValueError(f"{_shown(value)} is not a quantity; {_advice(value)}")
-        amount = Decimal(match[1]) * UNITS[match[2] or ""]
+            raise ValueError(f"{shown(value)} is not a quantity; {_advice(value[:TEXT_MAX])}")
+        amount = Fraction(match[1]) * UNITS[match[2] or ""]
     if amount <= 0:
-        raise ValueError(f"{_shown(value)} is not more than zero; write a size like 64Gi.")
-    if amount != amount.to_integral_value():
-        raise ValueError(f"{_shown(value)} is not a whole number of bytes; use a smaller unit.")
+        raise ValueError(f"{shown(value)} is not more than zero; write a size like 64Gi.")
+    if amount.denominator != 1:
+        raise ValueError(f"{shown(value)} is not a whole number of bytes; use a smaller unit.")
     if amount > BYTES_MAX:
-        raise ValueError(f"{_shown(value)} is more than {format_quantity(1 << 62)} and cannot be addressed.")
+        raise ValueError(f"{shown(value)} is more than {format_quantity(1 << 62)} and cannot be addressed.")
     return int(amount)
 
 
@@ -62,8 +63,15 @@ def human_bytes(count_bytes: float) -> str:
     return f"{amount:.1f} TiB"
 
 
-def _shown(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+def shown(value: object, length_max: int = TEXT_MAX) -> str:
+    """A wrong value for a message: texts in quotes, and never longer than a message may be."""
+    try:
+        text = f'"{value}"' if isinstance(value, str) else str(value)
+    except ValueError:  # Python does not write numbers of thousands of digits
+        return "a number of thousands of digits"
+    if len(text) <= length_max:
+        return text
+    return text[: length_max - 4] + ('..."' if isinstance(value, str) else "...")
 
 
 def _advice(text: str) -> str:

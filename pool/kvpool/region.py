@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import resource
@@ -23,7 +24,7 @@ from kvpool.geometry import Coherence as Coherence
 from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
-from kvpool.outcomes import REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
+from kvpool.outcomes import CODE_BY_REASON, REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
 from kvpool.paths import RUNTIME_ENV
 from kvpool.report import (
     AdoptReport,
@@ -52,6 +53,7 @@ _SLOT_STATES = ("free", "writing", "stored", "lent")
 _ALLOCATE_STEP_BYTES = 64 << 20
 _HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
+_WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
 FORMAT_VERSION: int = _native.FORMAT_VERSION
 
 
@@ -83,6 +85,7 @@ def layout_table() -> str:
     return _native.layout_table()
 
 
+@functools.cache
 def boot_id() -> bytes:
     """16 bytes that change with every boot of this machine."""
     try:
@@ -320,12 +323,16 @@ class Region:
         """Stores the blocks that are not there yet. See `Pool.store`."""
         size = keys.namespace.block_bytes
         b = to_native(blocks, len(keys), size, writable=False)
-        code, index = self._namespace_index(keys.namespace)
-        if code:
-            return StoreResult(bytes([code]) * len(keys))
-        return StoreResult(
-            self._native.store(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, size, index)
-        )
+        codes = b""
+        for _ in range(2):
+            code, index = self._namespace_index(keys.namespace)
+            if code:
+                return StoreResult(bytes([code]) * len(keys))
+            codes = self._native.store(keys.packed, b.base, b.stride, b.bytes, b.ids, b.pieces, size, index)
+            if _WRONG_NAMESPACE not in codes:
+                break
+            self._namespaces.pop(keys.namespace.digest, None)  # its row was damaged since: open another one
+        return StoreResult(codes)
 
     def _namespace_index(self, namespace: Namespace) -> tuple[int, int]:
         index = self._namespaces.get(namespace.digest)
@@ -579,6 +586,6 @@ def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
 def _description(text: str) -> dict[str, object]:
     try:
         parsed = json.loads(text)
-    except ValueError:
-        return {"description": text}  # cut short to fit its row
+    except (ValueError, RecursionError):
+        return {"description": text}  # cut short to fit its row, or not ours
     return parsed if isinstance(parsed, dict) else {"description": text}

@@ -18,6 +18,13 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     t_fault_guard = nullptr;
     siglongjmp(*guard, 1);   // SA_NODEFER: the signal is not blocked, so no mask has to be restored
   }
+  // Python's faulthandler puts back the handler that it found, and raises the signal again: when that was ours, the two would call each other for ever.
+  static thread_local bool passing_on = false;
+  if (passing_on) {
+    std::signal(SIGBUS, SIG_DFL);
+    return;
+  }
+  passing_on = true;
   if ((g_previous.sa_flags & SA_SIGINFO) != 0 && g_previous.sa_sigaction != nullptr) {
     g_previous.sa_sigaction(signal, info, context);
   } else if (g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN && g_previous.sa_handler != nullptr) {
@@ -25,6 +32,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   } else {   // not ours and nobody else's: die as without us, when the faulting access is repeated
     std::signal(SIGBUS, SIG_DFL);
   }
+  passing_on = false;
 }
 
 }   // namespace

@@ -235,6 +235,16 @@ HostView Region::host_view(uint32_t host) {
   return v;
 }
 
+uint32_t Region::participant() {
+  const Use use = ensure_open();
+  return attached_->participant;
+}
+
+uint32_t Region::generation() {
+  const Use use = ensure_open();
+  return attached_->generation;
+}
+
 uint32_t Region::reap_dead(Recovered& total) {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);

@@ -128,8 +128,8 @@ class Region {
 
   const Superblock& superblock() const { return superblock_; }
   uint32_t copies_right() const { return copies_right_; }
-  uint32_t participant() const { return attached_->participant; }
-  uint32_t generation() const { return attached_->generation; }
+  uint32_t participant();
+  uint32_t generation();
   bool read_only() const { return read_only_; }
 
  private:
@@ -172,6 +172,7 @@ class Region {
   uint64_t sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header);   // 0: no block that could be served
 
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
+  void drop_damaged(const Found& found);
 
   std::string path_;
   Superblock superblock_{};

@@ -45,6 +45,23 @@ void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
   if (!read_only_ && n != 0) fault_guarded([&] { attached_->count(kLookupLatency + latency_bucket(now_ns() - start, kLatencyBuckets)); });
 }
 
+// A damaged block of a shard that this host writes goes at once, so that the next store stores it anew: else it would be "present" to stores and a miss
+// to loads until the scrubber came by. Dropped is the very word that was found; a block that was overwritten meanwhile has another one. Another
+// host's processes may not write there: for them the block stays a miss until its owner reads or scrubs it.
+void Region::drop_damaged(const Found& found) {
+  fault_guarded([&] {
+    const ShardMap& s = attached_->shard(found.shard);
+    if (!attached_->owns(found.shard) || fenced(*attached_, s)) return;
+    // The load went by what it got: somebody may have written to the caller's buffer, or an old row of the namespace was remembered. A block of a
+    // newer build (another codec, a flag, a length of its own) is none of ours to judge.
+    if (found.header.codec != 0 || found.header.flags != 0) return;
+    const uint64_t slot_bytes = transfer_->namespaces().slot_bytes(s, found.header.namespace_index);
+    const bool sound = slot_bytes != 0 && found.header.length_bytes <= slot_bytes && found.slot.slot() < s.slot_count(slot_bytes) &&
+                       attached_->mem.checksum(s.payload(found.slot, slot_bytes), found.header.length_bytes) == found.header.payload_checksum;
+    if (!sound && evict_to_free(*attached_, s, found.slot, SlotWord{found.header.word})) attached_->count(kScrubBad);
+  });
+}
+
 uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
   const Use use = ensure_writer();
   const FaultHandlerChecked handler;
@@ -64,6 +81,7 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
         fault_guarded([&] { one = transfer_->load_block(found[k], pieces.data(), to.pieces, block_bytes, transfer_->tick_of(found[k].shard)); });
         outcomes[k] = one;
         if (one == Outcome::Ok) bytes += block_bytes;
+        if (one == Outcome::FailedChecksum || one == Outcome::WrongNamespace) drop_damaged(found[k]);
       }
       codes[i + k] = static_cast<uint8_t>(outcomes[k]);
     }
@@ -83,6 +101,16 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   std::vector<Piece> pieces(from.pieces);
   std::vector<Found> found(kGroup);
+  // A row that was damaged since it was opened: nobody else could load what is stored under it. The caller opens another one.
+  bool known = true;
+  fault_guarded([&] {
+    NamespaceRow row;
+    known = transfer_->namespaces().read(attached_->home(), namespace_index, row);
+  });
+  if (!known) {
+    std::fill_n(codes, n, static_cast<uint8_t>(Outcome::WrongNamespace));
+    return;
+  }
   refresh();
   uint64_t by_code[kOutcomes] = {};
   for (uint64_t i = 0; i < n; i += kGroup) {

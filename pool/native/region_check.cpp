@@ -86,7 +86,8 @@ Region::LogFit Region::fit_log(const ShardMap& s) {
 void Region::check_extent(const ShardMap& s, uint32_t e, uint32_t owner, Check& c, const Problem& problem) {
   CpuMemory& m = attached_->mem;
   const Offset at = s.extent_descriptor(e);
-  const std::string extent = numbered("shard", to_int(s.host())) + ", " + numbered("extent", e);
+  // Made only when it is told: a string may not live across an access that may fail.
+  const auto extent = [&] { return numbered("shard", to_int(s.host())) + ", " + numbered("extent", e); };
   uint64_t slot_bytes = 0;
   const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
   const SlotWord cut{m.load_word(at)};
@@ -95,11 +96,11 @@ void Region::check_extent(const ShardMap& s, uint32_t e, uint32_t owner, Check& 
   const auto unchanged = [&] { return m.load_word(at) == cut.raw; };
   if (n == 0) ++c.unassigned;
   if (cut.state() == SlotState::Writing && !writer_alive(owner, cut) && unchanged())
-    problem(extent + ": being cut by a process that is gone; it waits for the reaper");
-  if (cut.state() == SlotState::Lent) problem(extent + ": marked as lent, which no build of this format does");
+    problem(extent() + ": being cut by a process that is gone; it waits for the reaper");
+  if (cut.state() == SlotState::Lent) problem(extent() + ": marked as lent, which no build of this format does");
   const bool serves = cut.state() == SlotState::Stable;
   if (serves && (!plausible_slot_bytes(cut_bytes) || cut_count != s.slot_count(cut_bytes)) && unchanged())
-    problem(extent + ": its descriptor is damaged (slots of " + std::to_string(cut_bytes) + " bytes)");
+    problem(extent() + ": its descriptor is damaged (slots of " + std::to_string(cut_bytes) + " bytes)");
   Directory<CpuMemory> directory(*attached_, s);
   uint64_t blocks = 0, fitting = 0, stray = 0;
   for (uint32_t i = 0; i < superblock_.slots_per_extent; ++i) {
@@ -117,7 +118,7 @@ void Region::check_extent(const ShardMap& s, uint32_t e, uint32_t owner, Check& 
     }
     const Header header = attached_->load_header(s, slot);
     const SlotWord word = header.word();
-    const auto name = [&] { return extent + ", " + numbered("slot", i); };
+    const auto name = [&] { return extent() + ", " + numbered("slot", i); };
     ++c.slots;
     switch (word.state()) {
       case SlotState::Free: ++c.free; break;
@@ -148,9 +149,9 @@ void Region::check_extent(const ShardMap& s, uint32_t e, uint32_t owner, Check& 
         break;
     }
   }
-  if (stray != 0 && unchanged()) problem(extent + ": " + std::to_string(stray) + " slots that it does not serve are not free");
+  if (stray != 0 && unchanged()) problem(extent() + ": " + std::to_string(stray) + " slots that it does not serve are not free");
   if (serves && blocks != 0 && fitting == 0 && unchanged())
-    problem(extent + ": its descriptor is damaged (it says slots of " + std::to_string(cut_bytes) + " bytes, its blocks need others)");
+    problem(extent() + ": its descriptor is damaged (it says slots of " + std::to_string(cut_bytes) + " bytes, its blocks need others)");
 }
 
 void Region::check_shard(const ShardMap& s, Check& c, const Problem& problem) {

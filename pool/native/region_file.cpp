@@ -143,6 +143,7 @@ Inspection inspect_region(const std::string& path) {
       other_version = true, version = c.sb.format_version;
       return;
     }
+    if (found.copies_right != 0 && std::memcmp(&c.sb, &found.superblock, sizeof c.sb) != 0) return;   // right by itself, but of another region
     if (found.copies_right++ == 0) found.superblock = c.sb;
   };
   consider(0);

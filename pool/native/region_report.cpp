@@ -68,19 +68,22 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
   const Use use = ensure_open();
   std::vector<ShardUsage> shards;
   std::map<std::string, NamespaceUsage> by_digest;
+  HostView v;   // these own memory, and the guarded code may be left in the middle
+  ShardUsage u;
+  std::vector<uint64_t> blocks_of;
   const bool ok = fault_guarded([&] {
     CpuMemory& m = attached_->mem;
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
-      const HostView v = view_host(h);
-      ShardUsage u;
+      v = view_host(h);
+      u = {};
       u.host = h;
       u.state = v.state, u.incarnation = v.incarnation, u.heartbeat = v.heartbeat, u.node_name = v.node_name;
       const Ownership o = ownership_of(*attached_, s);
       u.owner = to_int(o.owner), u.epoch = o.epoch;
       u.extents = superblock_.extent_count;
       u.capacity_bytes = u.extents * superblock_.extent_payload_bytes;
-      std::vector<uint64_t> blocks_of(superblock_.namespace_count);
+      blocks_of.assign(superblock_.namespace_count, 0);
       for (uint32_t e = 0; count_slots && e < superblock_.extent_count; ++e) {
         uint64_t slot_bytes = 0;
         const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
@@ -122,7 +125,7 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
     }
   });
   if (!ok) medium_failed(path_);
-  for (auto& [digest, u] : by_digest) namespaces.push_back(u);
+  for (auto& [digest, usage_of] : by_digest) namespaces.push_back(usage_of);
   return shards;
 }
 

@@ -125,7 +125,8 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
                 "region " + path_ + ": there is no shard " + std::to_string(host) + " to adopt; it has " + std::to_string(attached_->hosts()) + ".");
   Recovered r;
   const ShardMap& s = attached_->shard(HostIndex{host});
-  const Ownership o = ownership_of(*attached_, s);
+  Ownership o{};
+  if (!fault_guarded([&] { o = ownership_of(*attached_, s); })) medium_failed(path_);
   if (epoch <= o.epoch)
     throw Error(ErrorKind::Fenced, "region " + path_ + ": shard " + std::to_string(host) + " is already claimed with epoch " +
                                        std::to_string(o.epoch) + " by host " + std::to_string(to_int(o.owner)) + "; epoch " + std::to_string(epoch) +

@@ -17,11 +17,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench import directory, transfer
+from bench import damaged, directory, transfer
 from bench.harness import SETTINGS, Figure, Settings, machine
 from bench.reference import Reference
 
-PARTS = ("load", "store", "eviction", "lookup", "attach")
+PARTS = ("load", "store", "eviction", "damaged", "lookup", "attach")
 
 
 def figures(settings: Settings, parts: list[str], folder: Path) -> Iterator[Figure]:
@@ -33,6 +33,8 @@ def figures(settings: Settings, parts: list[str], folder: Path) -> Iterator[Figu
             yield from transfer.store_figures(settings, reference, folder)
         elif part == "eviction":
             yield from transfer.eviction_figures(settings, folder)
+        elif part == "damaged":
+            yield from damaged.damaged_figures(settings, folder)
         elif part == "lookup":
             yield from directory.lookup_figures(settings, reference, folder)
         elif part == "attach":

@@ -20,6 +20,7 @@ def test_bench_tiny_gives_every_figure(tmp_path: Path) -> None:
         "load",
         "store",
         "store-with-eviction",
+        "load-beside-damaged",
         "lookup-vs-access",
         "lookup-vs-dict",
         "attach",

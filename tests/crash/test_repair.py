@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from crash.test_damage import INDICES, SPACES, damage, make
 
 from children import children
-from crash.test_damage import INDICES, SPACES, damage, make
 from kvpool.errors import KvpoolError
 from kvpool.region import Coherence, Region
 from strategies import buffers, contents, keys_of, region_folder, seed, wrong_hits

@@ -15,7 +15,7 @@ from kvpool.region import FORMAT_VERSION, Region
 
 
 def unpacked(tmp_path: Path, boot_id: bytes | None) -> Path:
-    """The region as it was written, or as if the hosts had written it in this boot (or one that nobody named)."""
+    """The region as it was written; with a boot id, as if its hosts had written it in that boot (zeros: any)."""
     data = bytearray(lzma.decompress((FOLDER / "format-1.region.xz").read_bytes()))
     if boot_id is not None:
         offset, size = SECTIONS["shard header"]["boot_id"]
@@ -98,7 +98,7 @@ def test_golden_1_interrupted_store_is_reaped_then_fsck_is_clean(golden_1: Path)
     assert any("died without being reaped" in p for p in Region.fsck(golden_1).problems)
     with Region.attach(golden_1, host=2):
         pass
-    # Its build did not mark an adoption as done yet: the claim of host 1 looks unfinished, and the next adoption ends that.
+    # Its build did not mark an adoption as done: the claim of host 1 looks unfinished until the next one.
     (left,) = Region.fsck(golden_1).problems
     assert "host 1 claims it with epoch 7 and has not taken it over" in left
     with Region.attach(golden_1, host=1) as adopter:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool import rules
+from kvpool.errors import ManifestError
 from kvpool.quantity import format_quantity, parse_quantity
 from kvpool.spec import InvalidManifest, PoolSpec
 
@@ -95,8 +98,6 @@ def test_manifest_with_junk_anywhere_is_read_or_refused_with_sentences(
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=200))
 @quick
 def test_any_text_is_read_or_refused(text: str) -> None:
-    from kvpool.errors import ManifestError
-
     with contextlib.suppress(ManifestError):
         PoolSpec.from_text(text)
 
@@ -105,3 +106,23 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @quick
 def test_quantity_written_and_read_is_the_same(count_bytes: int) -> None:
     assert parse_quantity(format_quantity(count_bytes)) == count_bytes
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{{a: {0}, b: {0}, c: {0}}}", "{{<<: [{}]}}"])
+def test_manifest_of_aliases_that_multiply_is_refused_soon(form: str) -> None:
+    """Nine of nine of nine ...: a few hundred bytes that say a billion values."""
+    lines = ["a0: &a0 {x: y}"]
+    for i in range(1, 12):
+        lines.append(
+            f"a{i}: &a{i} " + form.format(", ".join([f"*a{i - 1}"] * 9) if "0" not in form else f"*a{i - 1}")
+        )
+    start = time.monotonic()
+    with pytest.raises(ManifestError, match=r"more than|deeper than|does not fit"):
+        PoolSpec.from_text("\n".join(lines))
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("value", ['!!int ""', "!!bool x", "!!timestamp x", "0x" + "f" * 6000, "9" * 9000])
+def test_manifest_with_a_value_that_the_reader_cannot_make_is_refused(value: str) -> None:
+    with pytest.raises(ManifestError, match=r"\.( \(line \d\))?$"):
+        PoolSpec.from_text("apiVersion: kvpool.dev/v1alpha1\nspec: {hosts: " + value + "}")

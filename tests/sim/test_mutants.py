@@ -1,7 +1,8 @@
 """Each access and each check of the protocol is left out in turn, and a scenario must notice.
 
-What nobody notices is in `SURVIVES`, with the reason why it may be left out, or why it stays all the same. A place is named by
-file, function and access; its number counts those alike in the function, from the top. `kvpool_sim --places` lists all.
+What nobody notices is in `SURVIVES`, with the reason why it may be left out, or why it stays all the same.
+A place is named by file, function and access; its number counts those alike in the function, from the top.
+`kvpool_sim --places` lists all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
 from sim.survivors import PAIRS, SURVIVES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from children import children
+from format.layout_file import RegionBytes
 from kvpool.errors import (
     MediumUnavailable,
     RegionError,
@@ -269,20 +270,93 @@ def test_threads_share_a_region_and_close_waits_for_them(folder: Path) -> None:
 # -- damage ------------------------------------------------------------------------------------------------
 
 
-def test_damaged_payload_is_failed_checksum_and_scrub_evicts_it(folder: Path) -> None:
+def damage(path: Path, content: bytes) -> None:
+    """Flips a bit of the block with this content."""
+    at = path.read_bytes().index(content) + 500
+    patch(path, at, bytes([content[500] ^ 1]))
+
+
+def test_damaged_payload_is_failed_checksum_once_then_evicted_and_the_next_store_stores_it_anew(
+    folder: Path,
+) -> None:
     path = make(folder / "region")
     keys = keys_of(NS, range(3))
     with Region.attach(path) as region:
         region.store(keys, contents(keys))
-        whole = path.read_bytes()
-        at = whole.index(contents(keys)[1])
-        patch(path, at + 500, bytes([whole[at + 500] ^ 1]))
+        damage(path, contents(keys)[1])
         assert list(region.load(keys, buffers(keys)).reasons) == [None, MissReason.FAILED_CHECKSUM, None]
+        assert list(region.load(keys, buffers(keys)).reasons) == [None, MissReason.EVICTED, None]
+        assert region.counters().scrub_bad == 1
+        result = region.store(keys, contents(keys))
+        assert (result.stored_count, result.present_count) == (1, 2)
+        out = buffers(keys)
+        assert region.load(keys, out).hit_count == 3
+        assert out == contents(keys)
+        assert region.check().ok
+
+
+def test_damaged_payload_that_nobody_loads_is_found_and_evicted_by_scrub(folder: Path) -> None:
+    path = make(folder / "region")
+    keys = keys_of(NS, range(3))
+    with Region.attach(path) as region:
+        region.store(keys, contents(keys))
+        damage(path, contents(keys)[1])
         report = region.scrub()
         assert (report.checked, report.bad, report.next_slot) == (3, 1, 0)
         assert region.store(keys, contents(keys)).stored_count == 1
         assert region.load(keys, buffers(keys)).hit_count == 3
         assert region.counters().scrub_bad == 1
+
+
+def test_damaged_payload_of_another_host_stays_a_miss_until_its_owner_reads_it(folder: Path) -> None:
+    path = make(folder / "region", hosts=2)
+    keys = keys_of(NS, [1])
+    with Region.attach(path, host=0) as owner, Region.attach(path, host=1) as other:
+        owner.store(keys, contents(keys))
+        damage(path, contents(keys)[0])
+        for _ in range(2):
+            assert list(other.load(keys, buffers(keys)).reasons) == [MissReason.FAILED_CHECKSUM]
+        assert list(owner.load(keys, buffers(keys)).reasons) == [MissReason.FAILED_CHECKSUM]
+        assert list(other.load(keys, buffers(keys)).reasons) == [MissReason.EVICTED]
+        assert other.store(keys, contents(keys)).stored_count == 1
+        for region in (owner, other):
+            out = buffers(keys)
+            assert region.load(keys, out).hit_count == 1
+            assert out == contents(keys)
+
+
+def test_damaged_payload_of_a_shard_that_another_host_took_is_left_alone(folder: Path) -> None:
+    """A reader that lost its shard may not write there any more, not even to drop a block."""
+    path = make(folder / "region", hosts=2)
+    keys = keys_of(NS, [1])
+    with Region.attach(path, host=0) as owner, Region.attach(path, host=1) as adopter:
+        owner.store(keys, contents(keys))
+        adopter.adopt(0, 1)
+        damage(path, contents(keys)[0])
+        for _ in range(2):
+            assert list(owner.load(keys, buffers(keys)).reasons) == [MissReason.FAILED_CHECKSUM]
+        assert owner.counters().scrub_bad == 0
+        assert list(adopter.load(keys, buffers(keys)).reasons) == [MissReason.FAILED_CHECKSUM]
+        assert list(adopter.load(keys, buffers(keys)).reasons) == [MissReason.EVICTED]
+        assert adopter.counters().scrub_bad == 1
+
+
+def test_damaged_namespace_row_costs_its_blocks_once_and_the_next_store_opens_another(folder: Path) -> None:
+    path = make(folder / "region")
+    keys, others = keys_of(NS, range(3)), keys_of(NS, range(3, 6))
+    with Region.attach(path) as region:
+        region.store(keys, contents(keys))
+        at = RegionBytes(path.read_bytes()).namespaces(0).start + 40
+        patch(path, at, bytes([path.read_bytes()[at] ^ 1]))
+        with Region.attach(path) as next_one:
+            assert set(next_one.load(keys, buffers(keys)).reasons) == {MissReason.WRONG_NAMESPACE}
+            assert next_one.store(keys, contents(keys)).stored_count == 3
+            assert region.store(others, contents(others)).stored_count == 3, "it knew the row from before"
+        with Region.attach(path) as next_one:
+            for batch in (keys, others):
+                out = buffers(batch)
+                assert next_one.load(batch, out).hit_count == 3
+                assert out == contents(batch)
 
 
 def test_scrub_goes_on_where_it_stopped(folder: Path) -> None:

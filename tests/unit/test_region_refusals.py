@@ -470,6 +470,7 @@ def test_closed_region_raises_and_closing_twice_is_fine(folder: Path) -> None:
         region.participants,
         lambda: region.evict(0.0, 1),
         lambda: list(region.dump()),
+        lambda: region.participant,
         lambda: region.adopt(0, 1),
     ):
         with pytest.raises(RegionError, match=r"it was closed. Attach again"):

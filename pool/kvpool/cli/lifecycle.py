@@ -164,7 +164,7 @@ def _other_daemon(name: str, host: int, ours: int, timeout_s: float) -> int | No
     deadline = time.monotonic() + timeout_s
     lock, report = paths.daemon_lock_path(name, host), paths.report_path(name, host)
     while (pid := holder(lock)) is not None and pid != ours and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if json.loads(report.read_text())["pid"] == pid:
                 return pid
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvpool import paths
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, ManifestError
 from kvpool.provision.plan import in_this_version
 from kvpool.spec import PoolSpec
 
@@ -33,7 +33,13 @@ HostOption = Annotated[
 
 def read_manifest(file: str) -> PoolSpec:
     """The manifest in a file or on standard input. Raises: ManifestError."""
-    return PoolSpec.from_text(sys.stdin.read(), "standard input") if file == "-" else PoolSpec.from_file(file)
+    if file != "-":
+        return PoolSpec.from_file(file)
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ManifestError("standard input: not UTF-8 text. Expected a KVPool manifest.") from None
+    return PoolSpec.from_text(text, "standard input")
 
 
 def one_of(name: str | None, file: str | None) -> None:
@@ -95,7 +101,11 @@ def regions(target: str | None, file: str | None, tier: str | None = None) -> li
     """
     if target is not None and file is None and ("/" in target or target.startswith(".")):
         path = Path(target)
-        if not path.exists():
+        try:
+            there = path.exists()
+        except OSError as error:  # no permission for the folder, or too long a name
+            raise KvpoolError(f"{path}: {error.strerror}.") from None
+        if not there:
             raise KvpoolError(f"{path}: no such file or device.")
         host = paths.default_host()
         return [RegionTarget(str(path), None, path, host, (host,))]

@@ -18,6 +18,8 @@ from kvpool.provision.plan import in_this_version
 from kvpool.report import Counters, NamespaceUsage
 from kvpool.spec import PoolSpec
 
+_REPORT_KEYS = {"node_name", "started_at", "updated_at", "scrub", "problems"}
+_YEAR_9999 = 253_370_764_800
 STALE_REPORT_S = 15.0  # a daemon reports every 2 s; older than this, something keeps it from doing so
 
 
@@ -158,8 +160,13 @@ def _host(spec: PoolSpec, host: int) -> dict[str, Any]:
 def _report(name: str, host: int) -> dict[str, Any] | None:
     try:
         report = json.loads(paths.report_path(name, host).read_text())
-        return report if report["updated_at"] >= 0 and isinstance(report["problems"], list) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        whole = (
+            isinstance(report, dict)
+            and report.keys() >= _REPORT_KEYS
+            and 0 <= report["updated_at"] < _YEAR_9999
+        )
+        return report if whole and isinstance(report["problems"], list) else None
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # none, or of another version: it is a help and no source of truth
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from kvpool.report import Counters, HostUsage, NamespaceUsage, ParticipantInfo, Usage
 from kvpool.spec import TierSpec
 
@@ -60,10 +62,10 @@ class TierSnapshot:
     def from_object(cls, tier: dict[str, Any], participants: list[dict[str, Any]]) -> TierSnapshot:
         """The snapshot that `to_object` described; `participants` as in `pool_object`.
 
-        Raises:  KeyError or TypeError for what another version wrote.
+        Raises:  KeyError, TypeError or ValueError for what another version wrote.
         """
         own = {f.name for f in fields(Usage)} - {"capacity_bytes", "hosts", "namespaces"}
-        return cls(
+        taken = cls(
             **{
                 name: tier[name] for name in ("name", "medium", "path", "host", "coherence", "capacity_bytes")
             },
@@ -79,6 +81,11 @@ class TierSnapshot:
                 for p in participants
             ],
         )
+        return _AS_DECLARED.validate_python(asdict(taken))
+
+
+# What was read from a file has the types that its fields say, or it is refused.
+_AS_DECLARED = TypeAdapter(TierSnapshot)
 
 
 def take(tier: TierSpec, path: Path, host: int, region: ReadableRegion) -> TierSnapshot:

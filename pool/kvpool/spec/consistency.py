@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 
 from kvpool import rules
-from kvpool.quantity import format_quantity
+from kvpool.quantity import format_quantity, shown
 from kvpool.spec.mistakes import FieldPath
 from kvpool.spec.tier import Eviction, TierSpec
 
@@ -37,7 +37,9 @@ def _source_problems(at: FieldPath, tier: TierSpec) -> Found:
     for name in ("path", "hostPath"):
         path = given.get(name)
         if path is not None and (not path.startswith("/") or posixpath.normpath(path) != path or path == "/"):
-            yield (*here, name), f'"{path}" cannot be used; {rules.PATH_ABSOLUTE}'
+            yield (*here, name), f"{shown(path)} cannot be used; {rules.PATH_ABSOLUTE}"
+        elif path is not None and not _fits_the_kernel(path):
+            yield (*here, name), f"{shown(path)} cannot be used; {rules.PATH_SIZE}"
     if tier.medium == "CXL":
         if not given:
             yield here, f"{rules.MISSING}; {rules.SOURCE_CXL}"
@@ -50,6 +52,12 @@ def _source_problems(at: FieldPath, tier: TierSpec) -> Found:
         yield here, rules.SOURCE_GPU
     elif given and "path" not in given:
         yield here, f"has {next(iter(given))}; {rules.SOURCE_DRAM}"
+
+
+def _fits_the_kernel(path: str) -> bool:
+    raw = path.encode(errors="surrogatepass")
+    short = len(raw) <= rules.PATH_MAX and all(len(p) <= rules.PATH_PART_MAX for p in raw.split(b"/"))
+    return short and b"\0" not in raw
 
 
 def _size_problems(at: FieldPath, tier: TierSpec, hosts: int) -> Found:

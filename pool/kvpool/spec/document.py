@@ -36,6 +36,11 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[FieldPath, int]]:
         raise ManifestError(f"{source}: not a manifest: nested too deep.") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ManifestError(f"{source}: not YAML: {_where(error)}") from None
+    except (LookupError, AttributeError, ArithmeticError):
+        # The reader's own slips, over a tag that its value does not fit: !!int "", !!bool x, !!timestamp x.
+        raise ManifestError(
+            f"{source}: not YAML: a tag (!!...) does not fit its value; leave it out."
+        ) from None
 
 
 def _nodes(text: str) -> tuple[list[yaml.Node], yaml.SafeLoader]:
@@ -50,6 +55,7 @@ def _nodes(text: str) -> tuple[list[yaml.Node], yaml.SafeLoader]:
 
 
 DEPTH_MAX = 64  # a manifest is five levels deep; more is an alias that contains itself
+FIELDS_MAX = 100_000  # as read, aliases included: a few lines of aliases of aliases say billions
 
 
 def _walk(
@@ -57,6 +63,8 @@ def _walk(
 ) -> None:
     if depth > DEPTH_MAX:
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels.")
+    if len(lines) > FIELDS_MAX:
+        raise ValueError(f"more than {FIELDS_MAX} fields.")
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
@@ -84,4 +92,7 @@ def _where(error: Exception) -> str:
         return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})."
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} (position {error.position}). Is this a text file?"
-    return str(error)
+    text = str(error)
+    if "integer string conversion" in text:
+        return "a number has thousands of digits."
+    return text if text.endswith(".") else f"{text}."

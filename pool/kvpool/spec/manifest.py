@@ -109,6 +109,8 @@ class PoolSpec(Model):
             ) from None
         except UnicodeDecodeError:
             raise ManifestError(f"{path}: not UTF-8 text. Expected the file of a KVPool manifest.") from None
+        except ValueError as error:  # a path with a zero byte
+            raise ManifestError(f"{path!r}: {error}. Expected the file of a KVPool manifest.") from None
         return cls.from_text(text, source=str(path))
 
     @classmethod

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from kvpool import rules
+from kvpool.quantity import shown
 
 FieldPath = tuple[str | int, ...]
 
@@ -58,7 +59,7 @@ def field_problem(error: ErrorDetails, root: type[BaseModel]) -> tuple[FieldPath
         case "too_long":
             return path, f"has {len(given)} entries; {rules.TIERS_TOO_MANY}"
         case "greater_than_equal" | "less_than_equal":
-            return path, f"{given} is out of range; {_range_rule(path)}"
+            return path, f"{_shown(given)} is out of range; {_range_rule(path)}"
         case _:
             return path, _wrong_type(kind, given, rules.MISSING_EXAMPLE.get(_pattern(path)))
 
@@ -94,7 +95,7 @@ def _wrong_type(kind: str, given: object, example: str | None) -> str:
 
 
 def _yaml_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return shown(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _kind_of(value: object) -> str:
@@ -109,14 +110,10 @@ def _kind_of(value: object) -> str:
     return "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
-def _shown(value: object, length_max: int = 60) -> str:
-    if isinstance(value, str):
-        text = f'"{value}"'
-    elif isinstance(value, dict | list):
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
         return "this" if value else "an empty value"
-    else:
-        text = _yaml_text(value)
-    return text if len(text) <= length_max else text[: length_max - 4] + '..."'
+    return _yaml_text(value)
 
 
 def _range_rule(path: FieldPath) -> str:
@@ -128,7 +125,7 @@ def _not_one_of(path: FieldPath, given: object, root: type[BaseModel]) -> str:
     if path == ("spec", "verify") and given is False:
         return f"off (which YAML reads as false) is not in this version; {rules.VERIFY_ALWAYS}"
     sentence = f"{_shown(given)} is not known; write {_one_of(allowed)}"
-    return f"{sentence}{_did_you_mean(str(given), allowed) if len(allowed) > 1 else '.'}"
+    return f"{sentence}{_did_you_mean(shown(given), allowed) if len(allowed) > 1 else '.'}"
 
 
 def _one_of(words: Sequence[str]) -> str:
