@@ -15,7 +15,7 @@ from kvpool.region import FORMAT_VERSION, Region
 
 
 def unpacked(tmp_path: Path, boot_id: bytes | None) -> Path:
-    """The region as it was written; with a boot id, as if its hosts had written it in that boot (zeros: any)."""
+    """The region as it was written, or as if its hosts had written it in that boot (zeros: none)."""
     data = bytearray(lzma.decompress((FOLDER / "format-1.region.xz").read_bytes()))
     if boot_id is not None:
         offset, size = SECTIONS["shard header"]["boot_id"]

@@ -34,8 +34,11 @@ struct WorldOptions {
 inline void fill_block(uint32_t key, uint8_t* to, uint64_t bytes) {
   for (uint64_t i = 0; i < bytes; ++i) to[i] = static_cast<uint8_t>(key * 31 + i / kLineBytes * 7 + 1);
 }
-// Tags collide for every second key, and all keys share their first bucket. Three keys in eight have a second one.
-inline Key key_number(uint32_t k) { return {{uint64_t{k / 2 + 1} << 48, 1, k % 8 >= 5 ? ~uint64_t{0} : 2, uint64_t{k} * 7919 + 3}}; }
+// Tags collide for every second key. All keys share a bucket; three in eight have another one as well, as their first or their second.
+inline Key key_number(uint32_t k) {
+  constexpr uint64_t kFirstBucket = 1, kLastBucket = ~uint64_t{0};
+  return {{uint64_t{k / 2 + 1} << 48, k % 8 >= 6 ? kLastBucket : kFirstBucket, k % 8 == 5 ? kLastBucket : kFirstBucket, uint64_t{k} * 7919 + 3}};
+}
 
 struct Actor {   // a process that has attached
   uint32_t host, participant, process;
