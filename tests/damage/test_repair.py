@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from crash.test_damage import INDICES, SPACES, damage, make
 
 from children import children
+from damage.blocks import SPACES, make
+from damage.ways import Damage
 from kvpool.errors import KvpoolError
 from kvpool.region import Coherence, Region
 from strategies import buffers, contents, keys_of, region_folder, seed, wrong_hits
@@ -22,7 +23,17 @@ from strategies import buffers, contents, keys_of, region_folder, seed, wrong_hi
 ROUNDS = int(os.environ.get("KVPOOL_DAMAGE_ROUNDS", "60"))
 CLAIM = "claim"  # what a host's own claim line says about another host's shard, only a person can judge
 
+INDICES = range(12)  # of the blocks in it
 Block = tuple[str, int, int]
+
+
+def damaged(whole: bytes, dice: random.Random, times: int) -> tuple[bytes, list[str]]:
+    """A region gone wrong, and how."""
+    data = bytearray(whole)
+    with memoryview(data) as view:
+        damage = Damage(view, whole, dice)
+        what = [damage.any() for _ in range(times)]
+    return bytes(data), what
 
 
 def served(path: Path) -> set[Block]:
@@ -61,8 +72,7 @@ def test_random_damage_is_repaired_and_no_right_block_is_lost(coherence: Coheren
         whole = whole_path.read_bytes()
         for number in range(value, value + ROUNDS):
             dice = random.Random(number)
-            data = bytearray(whole)
-            what = [damage(data, dice) for _ in range(dice.choice((1, 1, 3, 20)))]
+            data, what = damaged(whole, dice, dice.choice((1, 1, 3, 20)))
             again = f"KVPOOL_TEST_SEED={number} KVPOOL_DAMAGE_ROUNDS=1: {what}"
             path.write_bytes(data)
             try:
@@ -91,9 +101,7 @@ def test_repairer_killed_at_any_moment_next_one_finishes_and_no_right_block_is_l
         whole = whole_path.read_bytes()
         for number in range(value, value + ROUNDS):
             dice = random.Random(number)
-            data = bytearray(whole)
-            for _ in range(10):
-                damage(data, dice)
+            data, _ = damaged(whole, dice, 10)
             path.write_bytes(data)
             try:
                 before = served(path)
