@@ -103,6 +103,7 @@ class Explorer : public Adversary, public Listener {
 
   void before(uint32_t process, LineIndex line, Use what) override {
     if (sim_->quiet()) return;
+    if (line == 0) return hear_of(process);
     use(process, line, what == Use::Cas || what == Use::Store || what == Use::Stream);
     if (!contended(line)) return;
     Medium& m = sim_->medium;
@@ -167,6 +168,16 @@ class Explorer : public Adversary, public Listener {
 
  private:
   enum class Cost : uint8_t { Nothing, Preemption, Event };
+  // What other processes have to tell arrives before a process begins something, or later. Costs nothing.
+  void hear_of(uint32_t process) {
+    Medium& m = sim_->medium;
+    for (uint32_t q = 0; q < m.processes(); ++q) {
+      uint64_t last = 0;
+      for (const Pending& op : m.queue(q))
+        if (op.op == Op::Note) last = op.id;
+      if (q != process && last != 0 && choose(2, Cost::Nothing) == 1) m.complete_through(q, last);
+    }
+  }
   struct Point {
     uint8_t chosen, count;
     Cost cost;   // of every alternative but the first

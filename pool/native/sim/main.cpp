@@ -152,15 +152,18 @@ int leave_out_each(const Options& o) {
     std::string caught;
     const bool brief = briefly.contains(Places::all().name(place));
     const uint64_t schedules = brief ? 100 : o.schedules, runs = brief ? 0 : o.runs;
-    // A few schedules of every scenario first: most are noticed at once.
-    for (uint64_t count = 100, from = 1; caught.empty() && from < schedules; from += count, count *= 4)
+    const auto at_random = [&](uint64_t from, uint64_t count) {
       for (size_t k = 0; caught.empty() && k < scenarios().size(); ++k) {
         const Scenario& s = scenarios()[k];
         if (passed[k].size() <= place || !passed[k][place]) continue;
         Totals t;
-        const Result r = run_random(s, from, std::min(count, schedules - from), {{place, ~0u}}, false, false, t);
+        const Result r = run_random(s, from, count, {{place, ~0u}}, false, false, t);
         if (!r.violation.empty()) caught = std::string(s.name) + "\trandom\t" + std::to_string(r.seed) + "\t" + r.violation;
       }
+    };
+    // A few schedules of every scenario first: most are noticed at once. Then all of the small ones, then many.
+    at_random(1, 100);
+    if (!brief) at_random(101, 300);
     for (size_t k = 0; caught.empty() && runs != 0 && k < scenarios().size(); ++k) {
       const Scenario& s = scenarios()[k];
       if (passed[k].size() <= place || !passed[k][place]) continue;
@@ -174,6 +177,7 @@ int leave_out_each(const Options& o) {
         if (!r.violation.empty()) caught = std::string(s.name) + "\texplored\t" + std::to_string(r.runs) + "\t" + r.violation;
       }
     }
+    for (uint64_t from = 401; caught.empty() && from < schedules; from += 600) at_random(from, 600);
     std::printf("%s\t%s\n", Places::all().name(place).c_str(), caught.empty() ? "survives" : ("caught\t" + caught).c_str());
     std::fflush(stdout);
   }

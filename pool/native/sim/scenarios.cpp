@@ -69,12 +69,12 @@ void writers(World& w) {
   w.check();
 }
 
-void overflow(World& w) {   // the first bucket of all keys has eight entries for ten blocks
+void overflow(World& w) {   // eight entries of one bucket are taken when the ninth block comes
   Actor &first = w.join(0, 0), &second = w.join(0, 1), &far = w.join(1, 0);
-  fill(w, first, 8, {&second, &far});
-  start_writer(w, first, {8, 9}, 5);
+  fill(w, first, 11, {&second, &far});
+  start_writer(w, first, {11}, 5);
   if (!w.small) start_writer(w, second, {}, 5);
-  start_reader(w, far, {8}, 6);
+  start_reader(w, far, {11}, 6);
   w.run();
   w.check();
 }
@@ -112,10 +112,10 @@ void keeper(World& w) {   // somebody frees slots while others take them
 
 void log_wraps(World& w) {   // more records than the ring has, while a follower sleeps
   Actor &writer = w.join(0, 0), &second = w.join(0, 1), &far = w.join(1, 0), &slow = w.join(1, 1, ReplicaPace{1, 1});
-  fill(w, writer, w.options.slots, {&second, &far, &slow});
-  start_writer(w, writer, {2, 0, 1}, 8);
+  fill(w, writer, w.small ? 7 : w.options.slots, {&second, &far, &slow});   // small: the next record is the last of its line
+  start_writer(w, writer, {7, 8}, 8);
   if (!w.small) start_writer(w, second, {}, 8);
-  start_reader(w, far, {2, 1}, 5);
+  start_reader(w, far, {8, 8}, 5);
   if (!w.small) start_reader(w, slow, {}, 5);
   w.run();
   w.check();
@@ -413,18 +413,18 @@ const std::vector<Scenario>& scenarios() {
       {"evict", "every store evicts; readers on both hosts", evict, {}, {2, 1, 3}, {{2, 2}}},
       {"probe", "a reader that probes the shard itself", probe, {2, 6, 8, 64}, {2, 1, 3}, {{2, 2}}},
       {"writers", "two processes store at once, the same key too", writers, {2, 2, 3}, {2, 2, 2}, {{1, 1}, {2, 1}}},
-      {"overflow", "more blocks than entries in a bucket", overflow, {2, 10, 12, 32}, {2, 10, 10, 32}, {{1, 1}}},
+      {"overflow", "more blocks than entries in a bucket", overflow, {2, 12, 12, 64}, {2, 12, 12, 64}, {{1, 1}}},
       {"sizes", "two block sizes take one extent from each other", sizes, {2, 4, 4}, {2, 2, 3}, {{1, 1}}},
       {"namespaces", "two processes add a namespace at once", namespaces, {2, 2, 3}, {2, 2, 2}, {{1, 0}, {0, 1}}},
       {"keeper", "somebody frees slots while others take them", keeper, {}, {2, 2, 3}, {{1, 1}}},
-      {"log", "a follower of the change log is overtaken", log_wraps, {2, 2, 3, 16}, {2, 2, 3, 2}, {{1, 1}}},
+      {"log", "a follower of the change log is overtaken", log_wraps, {2, 2, 3, 16}, {2, 2, 9, 16}, {{1, 1}}},
       {"crash", "a writer dies anywhere, a reaper cleans up", crash, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
       {"reap", "a third process stores into the slot that a reaper frees", reap_beside, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {2, 0}}},
       {"deaths", "two die, one perhaps as it reaps the other; the entry is used again", deaths, {}, {2, 2, 3}},
       {"first", "a writer dies as it adds a namespace or cuts the first extent", namespace_crash, {}, {2, 2, 2}, {{1, 0}}},
       {"recut", "a writer dies as it cuts an extent anew", sizes_crash, {2, 4, 4}, {2, 2, 3}, {{1, 0}, {0, 1}}},
       {"adopt", "a host dies, another one adopts its shard", adopt_shard, {3, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
-      {"fresh", "a host dies as its processes begin to use their shard", adopt_fresh, {3, 2, 2}, {2, 2, 2}, {{0, 1}}},
+      {"fresh", "a host dies as its processes begin to use their shard", adopt_fresh, {3, 2, 2}, {2, 2, 2}, {{1, 0}, {0, 1}}},
       {"adopters", "two hosts adopt one shard", two_adopters, {3, 2, 3}, {3, 1, 2}, {{2, 2}}},
       {"zombie", "a host is only slow: it wakes after its shard was adopted", zombie, {3, 2, 3}, {2, 1, 3}, {{1, 1}}},
       {"back", "a shard goes to another host and back; an audit beside writers", back_again, {2, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
