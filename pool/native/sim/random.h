@@ -160,10 +160,10 @@ class RandomAdversary : public Adversary {
   }
   void complete_any(uint32_t process) {
     const Queue& q = sim_->medium.queue(process);
-    uint32_t ready[16], n = 0;
-    for (uint32_t i = 0; i < q.size() && i < 64 && n < 16; ++i)
-      if (Medium::may_complete(q, i)) ready[n++] = i;
-    if (n != 0) sim_->medium.complete(process, ready[dice_.below(n)]);
+    for (int tries = 0; tries < 4 && !q.empty(); ++tries) {
+      const uint32_t i = dice_.below(static_cast<uint32_t>(q.size()));
+      if (Medium::may_complete(q, i)) return sim_->medium.complete(process, i);
+    }
   }
   void evict_any(uint32_t host) {   // write back a dirty line, or drop a clean one
     Medium& m = sim_->medium;

@@ -9,6 +9,8 @@ void fill(World& w, Actor& writer, uint32_t blocks, std::initializer_list<Actor*
     for (uint32_t k = 0; k < blocks; ++k) w.store(writer, k);
   });
   w.sim.settle();
+  w.first_words.clear();
+  for (uint32_t i = 0; i < w.options.slots; ++i) w.first_words.push_back({w.sim.medium.word(writer.a->home().slot_header(SlotId::make(0, i)))});
   for (Actor* looker : lookers)
     w.quietly(*looker, [&] {
       for (uint32_t k = 0; k < w.options.keys; ++k) w.load(*looker, k);
@@ -143,7 +145,10 @@ void reap_beside(World& w) {   // a third process stores into the slot that the 
   Actor &victim = w.join(0, 0), &third = w.join(0, 1), &reaper = w.join(0, 2), &far = w.join(1, 0);
   fill(w, victim, w.options.slots, {&third, &reaper, &far});
   w.sim.may_die({{victim.process}, kNone, {}, false});
-  start_writer(w, victim, {2}, 2);
+  if (w.small)
+    w.start(victim, [&] { w.free_one(victim, 0); });
+  else
+    start_writer(w, victim, {}, 2);
   start_writer(w, third, {1}, 4);
   start_reader(w, far, {0}, 12);
   w.start(
@@ -249,7 +254,7 @@ void adopt_fresh(World& w) {   // a host dies while its processes add a namespac
   w.sim.may_die({{first.process, second.process}, 0, [&] { w.host_down[0] = true, w.owner[0] = adopter.host; }, false});
   start_writer(w, first, {0}, 2);
   start_writer(w, second, {1}, 2);
-  start_reader(w, far, {}, 4);
+  start_reader(w, far, {1}, 4);
   w.start(
       adopter,
       [&] {
@@ -292,6 +297,8 @@ void acknowledge_and_audit(World& w, Actor& zombie, Actor& adopter) {
   bool stopped = false;
   const Offset acknowledged = ShardMap(w.sb, HostIndex{0}).acknowledgement(HostIndex{0});
   w.start(zombie, [&] {
+    // First what a slow process of its host had in mind long ago: victims that are others by now. A failing compare-and-swap writes, too.
+    for (uint32_t i = 0; i < w.options.slots; ++i) evict_to_free(*zombie.a, zombie.a->home(), SlotId::make(0, i), w.first_words[i]);
     stopped = w.store(zombie, w.options.keys) == Outcome::Fenced;   // a key that nobody has stored
     acknowledge(*zombie.a, zombie.a->home(), 1);
   });
@@ -318,13 +325,7 @@ void zombie(World& w) {
   fill(w, first, w.options.slots, {&second, &far, &adopter});
   w.sim.adversary.stalls({{first.process, second.process}});
   start_writer(w, first, {2}, 6);
-  if (!w.small)
-    w.start(second, [&] {
-      const SlotId slot = SlotId::make(0, w.below(w.options.slots));
-      const SlotWord word = second.a->word_of(second.a->home(), slot);
-      for (int i = 0; i < 5; ++i) w.store(second, w.any_key());
-      if (word.state() == SlotState::Stable) evict_to_free(*second.a, second.a->home(), slot, word);   // a victim that was chosen long ago
-    });
+  if (!w.small) start_writer(w, second, {}, 6);
   start_reader(w, far, {0, 2}, 6);
   w.start(adopter, [&] {
     w.owner[0] = adopter.host;
