@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
 NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
-NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE)) $(wildcard tests/fuzz/*.cpp)
+NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE)) $(wildcard tests/fuzz/*.cpp tests/sanitize/*.cpp tests/sanitize/*.h)
 QUICK := tests/unit tests/property tests/format tests/damage tests/crash tests/bench
 # Suites that do not exist yet are left out, not an error.
 existing = $(wildcard $(1))
@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sim test-engine engine-env demo bench clean distclean
+.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-engine engine-env demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -94,6 +94,11 @@ test-fuzz: $(VENV)/.installed ## fuzzers of the region format and of everything 
 	@.ci/system --fuzz
 	@tests/fuzz/run
 	@$(BIN)/pytest -q --timeout=7200 tests/property/test_parsers.py
+
+# Three builds, kept in build/sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, and one for valgrind.
+test-sanitize: $(VENV)/.installed ## the native part under sanitizers and valgrind; KVPOOL_SANITIZE_SECONDS=300 for longer
+	@.ci/system --sanitize
+	@$(BIN)/pytest -q --timeout=7200 tests/sanitize
 
 test-sim: $(VENV)/.installed ## the protocol on a simulated non-coherent medium; KVPOOL_SIM_SEEDS=20000 for longer
 	@$(BIN)/pytest --timeout=7200 tests/sim

@@ -14,7 +14,7 @@ namespace {
 
 const CopyKernel& kernel() {
   static const CopyKernel& picked = [&]() -> const CopyKernel& {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(KVP_WORD_BY_WORD)
     if (__builtin_cpu_supports("avx512f")) return kCopyKernelAvx512;
     if (__builtin_cpu_supports("avx2")) return kCopyKernelAvx2;
 #endif

@@ -7,6 +7,15 @@
 
 #include "memory.h"
 
+// ThreadSanitizer has to see every access to a medium, and that those that race are meant to: they are atomics, word by word.
+#if defined(__SANITIZE_THREAD__)
+#define KVP_WORD_BY_WORD
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define KVP_WORD_BY_WORD
+#endif
+#endif
+
 namespace kvp {
 
 // Seeded with where the bytes belong, so that a right line at a wrong place does not pass.

@@ -1,5 +1,6 @@
 #include "fault_guard.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 
@@ -10,7 +11,18 @@ thread_local bool t_fault_handler_checked = false;
 
 namespace {
 
-struct sigaction g_previous;
+// The handlers that ours took the place of, newest first. None is ever freed: a handler that runs on another thread may be reading it.
+struct Previous {
+  struct sigaction action;
+  Previous* older;
+};
+std::atomic<Previous*> g_previous{nullptr};
+
+void remember(const struct sigaction& action) {
+  auto* p = new Previous{action, g_previous.load(std::memory_order_acquire)};
+  while (!g_previous.compare_exchange_weak(p->older, p, std::memory_order_acq_rel)) {
+  }
+}
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   if (t_fault_guard != nullptr) {
@@ -25,10 +37,13 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     return;
   }
   passing_on = true;
-  if ((g_previous.sa_flags & SA_SIGINFO) != 0 && g_previous.sa_sigaction != nullptr) {
-    g_previous.sa_sigaction(signal, info, context);
-  } else if (g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN && g_previous.sa_handler != nullptr) {
-    g_previous.sa_handler(signal);
+  static const struct sigaction none = {};
+  const Previous* newest = g_previous.load(std::memory_order_acquire);
+  const struct sigaction previous = newest != nullptr ? newest->action : none;
+  if ((previous.sa_flags & SA_SIGINFO) != 0 && previous.sa_sigaction != nullptr) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN && previous.sa_handler != nullptr) {
+    previous.sa_handler(signal);
   } else {   // not ours and nobody else's: die as without us, when the faulting access is repeated
     std::signal(SIGBUS, SIG_DFL);
   }
@@ -40,7 +55,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 void ensure_fault_handler() {
   struct sigaction now;
   if (sigaction(SIGBUS, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_fault) return;
-  g_previous = now;
+  remember(now);   // before ours can be called; several threads may come here at once
   struct sigaction ours;
   std::memset(&ours, 0, sizeof ours);
   ours.sa_sigaction = on_fault;

@@ -31,7 +31,7 @@ class CpuMemory {
   uint16_t load_half(Offset at) const { return __atomic_load_n(reinterpret_cast<const uint16_t*>(base_ + at), __ATOMIC_RELAXED); }
   Line load_line(Offset at) const {
     Line line;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(KVP_WORD_BY_WORD)
     // Four loads in order, each word whole. Eight narrow ones double the time of a lookup: what reads the copy with wide loads waits for the stores.
     __m128i a, b, c, d;
     asm volatile("movdqa (%4), %0\n\tmovdqa 16(%4), %1\n\tmovdqa 32(%4), %2\n\tmovdqa 48(%4), %3"

@@ -76,9 +76,10 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
       attached_->set_owned(HostIndex{host}, false);
     } else {
       protect(HostIndex{host}, true);
-      bool ok = false;
-      ok = fault_guarded([&] { attach(role, take_over, node_name, boot_id); });
-      if (!ok) medium_failed(path_);
+      const HostView last = host_view(host);
+      if (!fault_guarded([&] { attach(role, take_over, node_name, boot_id, last); })) medium_failed(path_);
+      Recovered total;
+      reap_dead(total);   // takes locks, so it may not be left in the middle: it has a guard of its own
     }
   } catch (...) {
     close();
@@ -89,6 +90,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
 Region::~Region() { close(); }
 
 void Region::close() {
+  closing_.store(true, std::memory_order_relaxed);
   std::unique_lock<std::shared_mutex> lock(lifetime_, std::defer_lock);
   if (pid_ == ::getpid()) lock.lock();   // in a child of fork the lock may be held by a thread that does not exist there
   if (attached_ != nullptr && !read_only_ && pid_ == ::getpid() && attached_->generation != 0) {
@@ -146,11 +148,10 @@ bool Region::participant_alive(uint32_t host, uint32_t index) {
 }
 
 // PROTOCOL 4: take an entry by raising its generation. The lock comes first, so that an entry that says Live without being locked is a dead process.
-void Region::attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id) {
+void Region::attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id, const HostView& last) {
   CpuMemory& m = attached_->mem;
   const ShardMap& s = attached_->home();
   const uint32_t host = to_int(attached_->self);
-  const HostView last = view_host(host);
   const bool other_boot = last.state != 0 && last.boot_id != boot_id && last.boot_id != std::string(16, '\0');
   if (other_boot && !take_over)
     throw Error(ErrorKind::Fenced, "region " + path_ + ": host " + std::to_string(host) + " was last used by node " + last.node_name +
@@ -196,8 +197,6 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
     m.store_fence();
   }
   fenced(*attached_, s);   // takes note of who owns the shard
-  Recovered total;
-  reap_dead(total);
 }
 
 bool Region::writer_alive(uint32_t host, SlotWord word) {
@@ -283,6 +282,7 @@ uint32_t Region::reap_dead(Recovered& total) {
 }
 
 Region::Use Region::ensure_open() {
+  if (closing_.load(std::memory_order_relaxed)) throw Error(ErrorKind::Region, "region " + path_ + ": it was closed. Attach again.");
   Use use(lifetime_);   // close() waits for running calls
   if (attached_ == nullptr) throw Error(ErrorKind::Region, "region " + path_ + ": it was closed. Attach again.");
   if (pid_ != ::getpid())

@@ -3,6 +3,7 @@
 // Other hosts' shards are mapped read-only, so that a bug in this process cannot break the rule of lines. Everything here works on the real
 // Memory; the protocol itself is in the templates below it.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -135,7 +136,7 @@ class Region {
  private:
   void map_shards();
   void protect(HostIndex shard, bool writable);
-  void attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id);
+  void attach(Role role, bool take_over, const std::string& node_name, const std::string& boot_id, const HostView& last);
   using Use = std::shared_lock<std::shared_mutex>;
   Use ensure_open();
   Use ensure_writer();
@@ -176,7 +177,7 @@ class Region {
 
   std::string path_;
   Superblock superblock_{};
-  uint32_t copies_right_ = 0;
+  std::atomic<uint32_t> copies_right_ = 0;
   bool read_only_;
   int fd_ = -1, lock_fd_ = -1;
   int pid_ = 0;
@@ -186,6 +187,7 @@ class Region {
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
   uint64_t audited_epoch_[kMaxHosts] = {};   // of adopted shards
+  std::atomic<bool> closing_ = false;        // those who wait to use the region would keep close() from ever getting its turn
   std::shared_mutex lifetime_;
   std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;      // so is the replica

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from children import children
 from format.layout_file import RegionBytes
+from kvpool import _native
 from kvpool.errors import (
     MediumUnavailable,
     RegionError,
@@ -416,3 +418,28 @@ def test_file_truncated_under_running_readers_is_a_tier_error_and_the_process_li
     with children() as start:
         for reasons in start(run).result():
             assert MissReason.TIER_ERROR in reasons
+
+
+def test_medium_that_fails_in_the_middle_of_attaching_is_an_error_and_no_hang(folder: Path) -> None:
+    """The one who attaches reaps the dead, under locks of the region that closing it needs as well."""
+    path = make(folder / "region")
+
+    def die() -> None:
+        region = Region.attach(path)
+        keys = keys_of(NS, [1])
+        _native.stop_at("store.payload", 1, signal.SIGKILL)
+        region.store(keys, contents(keys))
+
+    def attach() -> str:
+        _native.stop_at("attach.live", 1, signal.SIGSTOP)
+        with pytest.raises(MediumUnavailable, match="the medium failed"):
+            Region.attach(path)
+        return "refused"
+
+    with children() as start:
+        assert start(die).wait() == -signal.SIGKILL
+        child = start(attach, timeout_s=20)
+        assert child.wait_stopped()
+        os.truncate(path, RegionBytes(path.read_bytes()).header(0, 0, 0).start)
+        child.signal(signal.SIGCONT)
+        assert child.result() == "refused"
