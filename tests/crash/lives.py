@@ -14,7 +14,7 @@ from functools import cache
 
 from children import Child
 from crash import tally
-from crash.world import HONEST, LARGE, NEW, SMALL, UNIT, Reasons, World, load, load_all, store, world
+from crash.world import HONEST, INDICES, LARGE, NEW, SMALL, UNIT, Reasons, World, load_all, store, world
 from kvpool import _native
 from kvpool.errors import FencedError
 from kvpool.outcomes import MissReason
@@ -76,9 +76,11 @@ def fresh_with_dead(w: World) -> None:
 
 
 def damaged(w: World) -> None:
+    """One block that no reader asks for: its first load would drop it, and scrub should find it."""
     store(w.survivors[0], SMALL, range(30))
-    index = next(i for i in range(30) if load(w.survivors[0], SMALL, [i]) == [None])
-    assert w.damage(SMALL, index)
+    unasked = INDICES[-1] + 1
+    assert store(w.survivors[0], SMALL, [unasked]) == [None]
+    assert w.damage(SMALL, unasked)
 
 
 def lost(w: World) -> None:
