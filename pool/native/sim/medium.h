@@ -98,6 +98,18 @@ class Medium {
     if (listener != nullptr) listener->before(process, line, Use::Load);
     return fetch(host_of_[process], line, true).line.words[word_of(at)];
   }
+  // What a load would give now, without bringing the line.
+  uint64_t look(uint32_t process, Offset at) const {
+    const LineIndex line = line_of(at);
+    for (auto i = queues_[process].rbegin(); i != queues_[process].rend(); ++i) {
+      if (i->op == Op::Store && i->line == line && i->word == word_of(at)) return i->value;
+      if ((i->op == Op::Stream || i->op == Op::Fill) && i->line == line) return i->whole.words[word_of(at)];
+    }
+    const LineState* l = find(line);
+    if (l == nullptr) return 0;
+    const Copy& c = l->copies[host_of_[process]];
+    return (c.state == CopyState::Absent ? l->medium : c.line).words[word_of(at)];
+  }
   void push(uint32_t process, const Pending& pending) {
     const uint32_t host = host_of_[process];
     // On a line that is not there, or has nothing to write, these two are done at once; doing them later allows nothing more.

@@ -118,7 +118,7 @@ class SimMemory {
     s_->medium.set_word(at & ~7ULL, (word & ~(0xffffULL << shift)) | uint64_t{value} << shift);
   }
   void store_word(Offset at, uint64_t value) {
-    if (on_store) on_store(at, value);
+    if (on_store) on_store(at, s_->medium.look(process_, at), value);
     push(Op::Store, at, value);
   }
   bool cas_word(Offset at, uint64_t expected, uint64_t desired, Where where = Where::current()) {
@@ -130,7 +130,7 @@ class SimMemory {
     s_->access(Access::Cas, line_of(at));
     const bool equal = s_->medium.cas(process_, at, expected, desired);
     s_->saw(equal);
-    if (equal && on_store) on_store(at, desired);
+    if (equal && on_store) on_store(at, expected, desired);
     return equal;
   }
   void add_word(Offset, uint64_t) {}   // counters: no part of the protocol
@@ -203,7 +203,7 @@ class SimMemory {
   }
   bool coherent() const { return false; }
 
-  std::function<void(Offset at, uint64_t value)> on_store;   // a word has got this value, or is about to
+  std::function<void(Offset at, uint64_t before, uint64_t value)> on_store;   // a word has got this value, or is about to
 
  private:
   void push(Op op, Offset at, uint64_t value) {
