@@ -123,7 +123,6 @@ def hammer(kind: str) -> tuple[str, ...]:
                 "--error-exitcode=97",
                 "--leak-check=full",
                 "--errors-for-leak-kinds=definite,possible",
-                "--fair-sched=yes",
             ),
             program,
         )
@@ -138,4 +137,11 @@ def hammer(kind: str) -> tuple[str, ...]:
 def valgrind(*options: str) -> tuple[str, ...]:
     program = shutil.which("valgrind")
     assert program is not None, "valgrind is not here; `.ci/system --sanitize` installs it, or says how"
-    return (program, "-q", "--num-callers=40", "--log-file={reports}/memcheck.%p", *options)
+    return (
+        program,
+        "-q",
+        "--fair-sched=yes",
+        "--num-callers=40",
+        "--log-file={reports}/memcheck.%p",
+        *options,
+    )
