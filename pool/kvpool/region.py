@@ -60,7 +60,11 @@ FORMAT_VERSION: int = _native.FORMAT_VERSION
 def default_lock_path(path: str | Path) -> str:
     """The node-local file whose locks say which participants live: its own; for a device, another."""
     path = os.path.realpath(path)
-    if not os.path.exists(path) or not stat.S_ISCHR(os.stat(path).st_mode):
+    try:
+        device = os.stat(path)  # once: the file may be renamed at any moment
+    except (OSError, ValueError):
+        return path
+    if not stat.S_ISCHR(device.st_mode):
         return path
     # The same for all users of the machine, or they would take each other for dead.
     given = os.environ.get(RUNTIME_ENV)
@@ -69,8 +73,7 @@ def default_lock_path(path: str | Path) -> str:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             lock.touch()
-            device = os.stat(path)  # who may use the device may lock
-            os.chown(lock, -1, device.st_gid)
+            os.chown(lock, -1, device.st_gid)  # who may use the device may lock
             os.chmod(lock, stat.S_IMODE(device.st_mode) & 0o666)
         except OSError as e:
             raise MediumUnavailable(
