@@ -55,9 +55,7 @@ void Region::drop_damaged(const Found& found) {
     // The load went by what it got: somebody may have written to the caller's buffer, or an old row of the namespace was remembered. A block of a
     // newer build (another codec, a flag, a length of its own) is none of ours to judge.
     if (found.header.codec != 0 || found.header.flags != 0) return;
-    const uint64_t slot_bytes = transfer_->namespaces().slot_bytes(s, found.header.namespace_index);
-    const bool sound = slot_bytes != 0 && found.header.length_bytes <= slot_bytes && found.slot.slot() < s.slot_count(slot_bytes) &&
-                       attached_->mem.checksum(s.payload(found.slot, slot_bytes), found.header.length_bytes) == found.header.payload_checksum;
+    const bool sound = sound_slot_bytes(s, found.slot, {found.header, true}) != 0;   // what is found has a right header
     if (!sound && evict_to_free(*attached_, s, found.slot, SlotWord{found.header.word})) attached_->count(kScrubBad);
   });
 }

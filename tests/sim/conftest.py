@@ -1,4 +1,4 @@
-"""The simulator, built once, and what its runs did in all."""
+"""The simulators, built once, and what their runs did in all."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ Simulate = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def simulator() -> Path:
-    build = ROOT / "build" / "sim"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DKVPOOL_SIM=ON", "-DKVPOOL_PYTHON=OFF"]
-    for command in (
-        ["cmake", "-S", str(ROOT), "-B", str(build), *options],
-        ["cmake", "--build", str(build), "--target", "kvpool_sim", "--parallel", "2"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return build / "pool" / "native" / "kvpool_sim"
+def build() -> Callable[[str], Path]:
+    """Builds one of the simulators' programs and says where it is."""
+
+    def built(target: str) -> Path:
+        folder = ROOT / "build" / "sim"
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DKVPOOL_SIM=ON", "-DKVPOOL_PYTHON=OFF"]
+        for command in (
+            ["cmake", "-S", str(ROOT), "-B", str(folder), *options],
+            ["cmake", "--build", str(folder), "--target", target, "--parallel", "2"],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return folder / "pool" / "native" / target
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def simulator(build: Callable[[str], Path]) -> Path:
+    return build("kvpool_sim")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,8 @@ SEEDS = min(300, int(os.environ.get("KVPOOL_SIM_SEEDS", "300")))
 
 
 @pytest.fixture(scope="session")
-def simulator() -> Path:
-    build = ROOT / "build" / "sim"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DKVPOOL_SIM=ON", "-DKVPOOL_PYTHON=OFF"]
-    for command in (
-        ["cmake", "-S", str(ROOT), "-B", str(build), *options],
-        ["cmake", "--build", str(build), "--target", "kvpool_litmus_sim", "--parallel", "2"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return build / "pool" / "native" / "kvpool_litmus_sim"
+def simulator(build: Callable[[str], Path]) -> Path:
+    return build("kvpool_litmus_sim")
 
 
 Verdicts = dict[int, Counter[str]]  # host -> reason -> runs

@@ -41,8 +41,7 @@ class RandomAdversary : public Adversary {
   void begin(Simulation& sim) override {
     sim_ = &sim;
     sim.wake_stalled = [this] { return wake(); };
-    if (damage.lost_write_back != 0)
-      sim.medium.lose_write_backs = [this](LineIndex line) { return may_damage(line) && dice_.one_in(damage.lost_write_back); };
+    if (damage.lost_write_back != 0) sim.medium.lose_write_backs = [this](LineIndex) { return dice_.one_in(damage.lost_write_back); };
   }
   uint32_t next(uint32_t current, Access what, LineIndex line, const std::vector<uint32_t>& ready) override {
     recent_[recent_at_++ % kRecent] = line;
@@ -56,12 +55,9 @@ class RandomAdversary : public Adversary {
     if (focus_one_in_ != 0 && line != 0 && dice_.one_in(focus_one_in_)) something_on(line);
     if (damage.flip != 0 && dice_.one_in(damage.flip)) {
       const LineIndex at = some_line();
-      if (may_damage(at)) m.flip_bit(at * kLineBytes + dice_.below(8) * 8, dice_.below(64));
+      m.flip_bit(at * kLineBytes + dice_.below(8) * 8, dice_.below(64));
     }
-    if (damage.poison != 0 && dice_.one_in(damage.poison)) {
-      const LineIndex at = some_line();
-      if (may_damage(at)) m.poison(at, true);
-    }
+    if (damage.poison != 0 && dice_.one_in(damage.poison)) m.poison(some_line(), true);
     // In runs of one process: a switch at every access would seldom let anybody get far.
     if (current == kNone || what == Access::Yield || dice_.one_in(switch_one_in_)) return ready[dice_.below(static_cast<uint32_t>(ready.size()))];
     return current;
@@ -97,7 +93,6 @@ class RandomAdversary : public Adversary {
   uint32_t below(uint32_t n) override { return dice_.below(n); }
 
   Damage damage;
-  std::function<bool(LineIndex)> may_damage = [](LineIndex) { return true; };
 
  private:
   static constexpr uint32_t kRecent = 16;

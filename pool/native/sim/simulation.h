@@ -176,7 +176,6 @@ class Simulation {
   Medium medium;
   Adversary& adversary;
   std::vector<Death> deaths;
-  std::vector<Stall> stalls;
   std::function<bool()> wake_stalled = [] { return false; };
   std::function<void(uint32_t process, Access, LineIndex, const char* detail)> trace;
   std::string violation;
