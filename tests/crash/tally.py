@@ -108,12 +108,14 @@ def facts() -> dict[str, Counter[str]]:
     What has been added up is given back to the system, so that a soak of hours does not fill the memory.
     """
     global _read_bytes
-    size = os.fstat(_fd).st_size
-    for line in os.pread(_fd, size - _read_bytes, _read_bytes).decode().splitlines():
+    written = os.pread(_fd, os.fstat(_fd).st_size - _read_bytes, _read_bytes)
+    # Reading is not atomic with another process's append: the last line may be half there. It is for the next time.
+    whole = written[: written.rfind(b"\n") + 1]
+    for line in whole.decode().splitlines():
         row, what, by = line.split("\t")
         _sums[ROWS[int(row)]][what] += int(by)
-    _read_bytes = size
-    _libc.fallocate(_fd, _PUNCH_HOLE, 0, size)
+    _read_bytes += len(whole)
+    _libc.fallocate(_fd, _PUNCH_HOLE, 0, _read_bytes)
     return _sums
 
 
