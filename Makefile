@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-engine engine-env demo bench clean distclean
+.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-kube test-engine engine-env demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -70,7 +70,7 @@ check-tests: $(VENV)/.installed
 	@$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/test_native_stub.py
 
 test: $(VENV)/.installed ## the quick suites: no root, network, cluster, engine or GPU
-	@$(BIN)/pytest -m 'not engine and not slow and not gpu' $(call existing,$(QUICK))
+	@$(BIN)/pytest -m 'not engine and not slow and not gpu and not kube' $(call existing,$(QUICK))
 
 test-slow: $(VENV)/.installed ## the long form of the quick suites
 	@$(BIN)/pytest --timeout=1800 -m 'slow and not engine and not gpu' $(call existing,$(QUICK))
@@ -102,6 +102,10 @@ test-sanitize: $(VENV)/.installed ## the native part under sanitizers and valgri
 
 test-sim: $(VENV)/.installed ## the protocol on a simulated non-coherent medium; KVPOOL_SIM_SEEDS=20000 for longer
 	@$(BIN)/pytest --timeout=7200 tests/sim
+
+# A bare etcd and kube-apiserver on loopback; the programs come from e2e/cluster. Without them every test is skipped, with the reason.
+test-kube: $(VENV)/.installed ## against a real Kubernetes API: schemas, rules, access rights, server-side apply
+	@$(BIN)/pytest --timeout=600 tests/kube
 
 test-engine: engine-env ## real vLLM engines over one pool
 	@$(BIN)/pytest --timeout=900 -m 'engine and not gpu' tests/engine
