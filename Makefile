@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
 NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
 NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE)) $(wildcard tests/fuzz/*.cpp tests/sanitize/*.cpp tests/sanitize/*.h)
-QUICK := tests/unit tests/property tests/format tests/damage tests/crash tests/bench
+QUICK := tests/unit tests/property tests/format tests/chart tests/damage tests/crash tests/bench
 # Suites that do not exist yet are left out, not an error.
 existing = $(wildcard $(1))
 TIDY_DIR := build/tidy
@@ -47,13 +47,16 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt check check-python check-native check-tests test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-kube test-engine engine-env demo bench clean distclean
+.PHONY: fmt generate check check-python check-native check-tests check-chart test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-kube test-engine engine-env demo bench clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
 	@clang-format -i $(NATIVE_TEXT)
 
-check: check-python check-native check-tests ## ruff, mypy, clang-format, clang-tidy, warnings, layers, _native.pyi
+generate: $(VENV)/.installed ## write what follows from crds/ and from the chart's values: copies, tables
+	@$(BIN)/python charts/generate.py
+
+check: check-python check-native check-tests check-chart ## ruff, mypy, clang-format, clang-tidy, warnings, layers, _native.pyi, CRDs and chart
 
 check-python: $(VENV)/.installed
 	@$(BIN)/ruff check .
@@ -68,6 +71,10 @@ check-native: $(VENV)/.installed
 
 check-tests: $(VENV)/.installed
 	@$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/test_native_stub.py
+
+check-chart: $(VENV)/.installed
+	@$(BIN)/python charts/generate.py --check
+	@$(BIN)/pytest -q tests/chart/test_crds.py
 
 test: $(VENV)/.installed ## the quick suites: no root, network, cluster, engine or GPU
 	@$(BIN)/pytest -m 'not engine and not slow and not gpu and not kube' $(call existing,$(QUICK))

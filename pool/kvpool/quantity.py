@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from kvpool import rules
+
 BINARY_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
-# Kubernetes writes a lower-case k; a capital K can mean nothing else, so both are read.
-DECIMAL_UNITS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+DECIMAL_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 UNITS = {"": 1, **BINARY_UNITS, **DECIMAL_UNITS}
 
 # The same pattern stands in the CRD, so that both refuse the same texts.
-PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?$"
+PATTERN = r"^[0-9]+([.][0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
 TEXT_MAX = 60  # characters; longer ones are no sizes, and arithmetic with them is slow
 BYTES_MAX = (1 << 63) - 1  # what the region format and the CRD's int64 can hold
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|k|K|M|G|T|P)?")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 _NEARLY = re.compile(r"\s*([0-9]+(?:[.,][0-9]+)?)\s*([kmgtp])i?(?:b|bytes?)?\s*", re.IGNORECASE)
 
 
@@ -36,11 +37,11 @@ def parse_quantity(value: object) -> int:
             raise ValueError(f"{shown(value)} is not a quantity; {_advice(value[:TEXT_MAX])}")
         amount = Fraction(match[1]) * UNITS[match[2] or ""]
     if amount <= 0:
-        raise ValueError(f"{shown(value)} is not more than zero; write a size like 64Gi.")
+        raise ValueError(f"{shown(value)} is not more than zero; {rules.QUANTITY_RANGE}")
     if amount.denominator != 1:
-        raise ValueError(f"{shown(value)} is not a whole number of bytes; use a smaller unit.")
+        raise ValueError(f"{shown(value)} cannot be used; {rules.QUANTITY_RANGE}")
     if amount > BYTES_MAX:
-        raise ValueError(f"{shown(value)} is more than {format_quantity(1 << 62)} and cannot be addressed.")
+        raise ValueError(f"{shown(value)} cannot be addressed; {rules.QUANTITY_RANGE}")
     return int(amount)
 
 
@@ -48,7 +49,7 @@ def format_quantity(count_bytes: int) -> str:
     """The shortest exact way to write `count_bytes`: 64Gi, 500M, or the plain number."""
     for units in (BINARY_UNITS, DECIMAL_UNITS):
         for unit in reversed(units):
-            if unit != "K" and count_bytes and count_bytes % units[unit] == 0:
+            if count_bytes and count_bytes % units[unit] == 0:
                 return f"{count_bytes // units[unit]}{unit}"
     return str(count_bytes)
 
@@ -75,7 +76,10 @@ def shown(value: object, length_max: int = TEXT_MAX) -> str:
 
 
 def _advice(text: str) -> str:
+    """The rule, with the user's own number and unit in it where they can be guessed."""
     nearly = _NEARLY.fullmatch(text)
-    number, letter = (nearly[1].replace(",", "."), nearly[2].upper()) if nearly else ("64", "G")
-    example = f"{number}{letter}i (binary) or {number}{letter.replace('K', 'k')} (decimal)"
-    return f"write {example}." if nearly else f"write a number with a unit, like {example}."
+    if not nearly:
+        return rules.QUANTITY
+    number, letter = nearly[1].replace(",", "."), nearly[2].upper()
+    decimal = letter.replace("K", "k")
+    return rules.QUANTITY.replace("64Gi", f"{number}{letter}i").replace("64G ", f"{number}{decimal} ")

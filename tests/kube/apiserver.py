@@ -1,7 +1,8 @@
 """A bare Kubernetes API on loopback: etcd beside kube-apiserver, with no node or controller behind them.
 
-What it answers is what a cluster answers: schemas, defaults, CEL rules, server-side apply, access rights. Nothing
-acts on the objects: a DaemonSet makes no pods, a namespace is never emptied, no owner's children are collected.
+What it answers is what a cluster answers: schemas, defaults, CEL rules, server-side apply, access rights.
+Nothing acts on the objects: a DaemonSet makes no pods, a namespace is never emptied, no owner's children are
+collected.
 """
 
 from __future__ import annotations
@@ -290,7 +291,9 @@ def _certificates(folder: Path) -> None:
         (folder / f"{name}.ext").write_text(extensions)
         openssl("req", *ec, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
         signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", f"{name}.ext", "-out", f"{name}.crt")
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", f"{name}.ext", "-out", f"{name}.crt"
+        )
     openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", "sa.key")
     openssl("pkey", "-in", "sa.key", "-pubout", "-out", "sa.pub")
 

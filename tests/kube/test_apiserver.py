@@ -16,7 +16,9 @@ def test_apiserver_object_is_created_read_and_refused(apiserver: ApiServer, name
     assert 'unknown field "date"' in unknown.message
 
 
-def test_apiserver_apply_over_another_managers_field_is_a_conflict(apiserver: ApiServer, namespace: str) -> None:
+def test_apiserver_apply_over_another_managers_field_is_a_conflict(
+    apiserver: ApiServer, namespace: str
+) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/c"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "1"}}
     assert apiserver.apply(path, body, manager="one").ok

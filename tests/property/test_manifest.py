@@ -47,7 +47,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "apiVersion": rules.API_VERSION,
         "kind": rules.KIND,
-        "metadata": {"name": draw(names)},
+        "metadata": {"name": draw(names)[: rules.POOL_NAME_MAX].rstrip("-")},
         "spec": spec,
     }
 

@@ -94,7 +94,7 @@ def test_validate_bad_manifest_is_exit_2_with_all_mistakes(run: Run, folder: Pat
     assert result.exit_code == 2
     assert result.stdout == ""
     assert 'spec.host: no such field; did you mean "hosts"?' in result.stderr
-    assert "write 8Mi (binary) or 8M (decimal)" in result.stderr
+    assert "like 8Mi (binary) or 8M (decimal)" in result.stderr
     result = run("validate", "-f", "{}", "-o", "json")
     assert result.exit_code == 2
     error = json.loads(result.stdout)["error"]
@@ -127,7 +127,7 @@ def test_validate_warns_of_what_up_will_refuse(run: Run, folder: Path) -> None:
         (["explain", "../etc"], 1, "not the name of a pool"),
         (["fsck", "/no/such/region"], 1, "no such file or device"),
         (["frobnicate"], 2, "frobnicate"),
-        (["format", "/tmp/x", "--capacity", "64GB"], 2, "write 64Gi"),
+        (["format", "/tmp/x", "--capacity", "64GB"], 2, "like 64Gi"),
         (["format", "/tmp/x", "--capacity", "64Gi", "--coherence", "soft"], 2, "hardware or software"),
         (["status", "--output", "xml"], 2, "xml"),
     ],

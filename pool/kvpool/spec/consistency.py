@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvpool import rules
 from kvpool.quantity import format_quantity, shown
+from kvpool.spec.cluster import Daemon, Toleration, amount
 from kvpool.spec.mistakes import FieldPath
 from kvpool.spec.tier import Eviction, TierSpec
 
@@ -36,7 +37,7 @@ def _source_problems(at: FieldPath, tier: TierSpec) -> Found:
         return
     for name in ("path", "hostPath"):
         path = given.get(name)
-        if path is not None and (not path.startswith("/") or posixpath.normpath(path) != path or path == "/"):
+        if path is not None and not _is_plain(path):
             yield (*here, name), f"{shown(path)} cannot be used; {rules.PATH_ABSOLUTE}"
         elif path is not None and not _fits_the_kernel(path):
             yield (*here, name), f"{shown(path)} cannot be used; {rules.PATH_SIZE}"
@@ -54,6 +55,11 @@ def _source_problems(at: FieldPath, tier: TierSpec) -> Found:
         yield here, f"has {next(iter(given))}; {rules.SOURCE_DRAM}"
 
 
+def _is_plain(path: str) -> bool:
+    # normpath leaves two leading slashes, which POSIX lets mean something else.
+    return path.startswith("/") and path[1:2] not in ("", "/") and posixpath.normpath(path) == path
+
+
 def _fits_the_kernel(path: str) -> bool:
     raw = path.encode(errors="surrogatepass")
     short = len(raw) <= rules.PATH_MAX and all(len(p) <= rules.PATH_PART_MAX for p in raw.split(b"/"))
@@ -64,6 +70,14 @@ def _size_problems(at: FieldPath, tier: TierSpec, hosts: int) -> Found:
     if tier.capacity_bytes < rules.CAPACITY_MIN_BYTES:
         yield (*at, "capacity"), f"{tier.capacity_bytes} bytes is too small; {rules.CAPACITY_MIN}"
         return
+    path = tier.source.path if tier.source else None
+    if (
+        tier.medium == "CXL"
+        and path
+        and path.startswith(rules.DAX_PREFIX)
+        and tier.capacity_bytes % rules.DAX_STEP_BYTES
+    ):
+        yield (*at, "capacity"), f"{format_quantity(tier.capacity_bytes)} does not fit; {rules.DAX_SIZE}"
     share = tier.capacity_bytes // (hosts if tier.shared else 1)
     extent, block = tier.extent_bytes, tier.min_block_bytes
     if extent is not None and extent > share:
@@ -110,3 +124,27 @@ def eviction_problems(eviction: Eviction) -> Found:
     if eviction.low_watermark >= eviction.high_watermark:
         given = f"low {eviction.low_watermark}, high {eviction.high_watermark}"
         yield ("spec", "eviction"), f"{given}; {rules.WATERMARKS}"
+
+
+def toleration_problems(index: int, toleration: Toleration) -> Found:
+    """What Kubernetes would refuse in the pods, long after the manifest was accepted."""
+    at: FieldPath = ("spec", "tolerations", index)
+    exists = toleration.operator == "Exists"
+    if exists and toleration.value:
+        yield at, f"has value {shown(toleration.value)}; {rules.TOLERATION_EXISTS}"
+    if not toleration.key and not exists:
+        yield at, f"has no key; {rules.TOLERATION_KEY}"
+    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
+        yield at, f"effect is {toleration.effect or 'not given'}; {rules.TOLERATION_SECONDS}"
+
+
+def resource_problems(daemon: Daemon) -> Found:
+    """A pod that asks for more than it may use is never made."""
+    resources = daemon.resources
+    if resources is None or not resources.requests or not resources.limits:
+        return
+    for name, asked in resources.requests.items():
+        limit = resources.limits.get(name)
+        if limit is not None and amount(asked) > amount(limit):
+            at: FieldPath = ("spec", "daemon", "resources")
+            yield at, f"{name} {asked} is more than {limit}; {rules.REQUEST_LIMIT}"

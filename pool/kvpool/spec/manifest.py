@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,10 +13,18 @@ from pydantic.alias_generators import to_camel
 
 from kvpool import rules
 from kvpool.errors import ManifestError
-from kvpool.spec.consistency import cross_problems, eviction_problems
+from kvpool.spec.cluster import Daemon, LabelKey, LabelValue, PriorityClass, Toleration
+from kvpool.spec.consistency import (
+    cross_problems,
+    eviction_problems,
+    resource_problems,
+    toleration_problems,
+)
 from kvpool.spec.document import read_yaml
 from kvpool.spec.mistakes import FieldPath, Problem, field_problem, path_text
 from kvpool.spec.tier import Eviction, Model, Name, TierSpec
+
+PoolName = Annotated[str, Field(pattern=rules.NAME_PATTERN, min_length=1, max_length=rules.POOL_NAME_MAX)]
 
 
 class Metadata(BaseModel):
@@ -23,7 +32,7 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
-    name: Name
+    name: PoolName
     namespace: Name | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -41,14 +50,18 @@ class Metadata(BaseModel):
 
 
 class Body(Model):
-    """The `spec:` of a manifest."""
+    """The `spec:` of a manifest. From `node_selector` on it is for the operator, and not used by `up`."""
 
     hosts: int = Field(default=1, ge=1, le=rules.HOSTS_MAX)
-    node_selector: dict[str, str] = Field(default_factory=dict)
     tiers: list[TierSpec] = Field(min_length=1, max_length=rules.TIERS_MAX)
     eviction: Eviction = Eviction()
     verify: Literal["always", "sampled", "off"] = "always"
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=rules.LABELS_MAX)
+    paused: bool = False
+    priority_class_name: PriorityClass | None = None
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=rules.TOLERATIONS_MAX)
+    daemon: Daemon = Daemon()
 
 
 class PoolSpec(Model):
@@ -179,11 +192,15 @@ def _validate(document: object) -> tuple[PoolSpec | None, list[tuple[FieldPath, 
 
 def _valid_tiers(tiers: object) -> Iterator[tuple[int, TierSpec]]:
     """The tiers that are right by themselves: rules between tiers are checked even when one tier is wrong."""
-    for index, tier in enumerate(tiers if isinstance(tiers, list) else []):
+    for index, tier in enumerate(_listed(tiers)):
         try:
             yield index, TierSpec.model_validate(tier)
         except ValidationError:
             continue
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _hosts_of(body: Mapping[str, Any]) -> int:
@@ -194,10 +211,13 @@ def _hosts_of(body: Mapping[str, Any]) -> int:
 def _body_problems(body: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
     if body.get("verify") in ("sampled", "off"):
         yield ("spec", "verify"), f'"{body["verify"]}" is not in this version; {rules.VERIFY_ALWAYS}'
-    try:
+    with contextlib.suppress(ValidationError):
         yield from eviction_problems(Eviction.model_validate(body.get("eviction", {})))
-    except ValidationError:
-        return
+    for index, toleration in enumerate(_listed(body.get("tolerations"))):
+        with contextlib.suppress(ValidationError):
+            yield from toleration_problems(index, Toleration.model_validate(toleration))
+    with contextlib.suppress(ValidationError):
+        yield from resource_problems(Daemon.model_validate(body.get("daemon", {})))
 
 
 def _line(path: FieldPath, lines: Mapping[FieldPath, int]) -> int:

@@ -53,11 +53,11 @@ def field_problem(error: ErrorDetails, root: type[BaseModel]) -> tuple[FieldPath
         case "literal_error":
             return path, _not_one_of(path, given, root)
         case "string_pattern_mismatch" | "string_too_short" | "string_too_long":
-            return path, f"{_shown(given)} is not a name; {rules.NAME}"
+            return path, f"{_shown(given)} is not a name; {_name_rule(path)}"
         case "too_short":
             return path, f"is empty; {rules.TIERS_EMPTY}"
         case "too_long":
-            return path, f"has {len(given)} entries; {rules.TIERS_TOO_MANY}"
+            return path, f"has {len(given)} entries; {_TOO_MANY[str(path[-1])]}"
         case "greater_than_equal" | "less_than_equal":
             return path, f"{_shown(given)} is out of range; {_range_rule(path)}"
         case _:
@@ -114,6 +114,19 @@ def _shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "this" if value else "an empty value"
     return _yaml_text(value)
+
+
+_TOO_MANY = {
+    "tiers": rules.TIERS_TOO_MANY,
+    "tolerations": rules.TOLERATIONS_TOO_MANY,
+    "nodeSelector": rules.LABELS_TOO_MANY,
+    "requests": rules.RESOURCES_TOO_MANY,
+    "limits": rules.RESOURCES_TOO_MANY,
+}
+
+
+def _name_rule(path: FieldPath) -> str:
+    return rules.POOL_NAME if path == ("metadata", "name") else rules.NAME
 
 
 def _range_rule(path: FieldPath) -> str:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from kvpool import rules
-from kvpool.quantity import format_quantity, parse_quantity
+from kvpool.quantity import PATTERN, TEXT_MAX, format_quantity, parse_quantity, shown
 
 Medium = Literal["GPU", "DRAM", "CXL", "SSD"]
 Coherence = Literal["hardware", "software"]
@@ -19,11 +30,51 @@ def _quantity(value: object) -> int:
     try:
         return parse_quantity(value)
     except ValueError as error:
-        raise PydanticCustomError("kvpool_rule", "{sentence}", {"sentence": str(error)}) from None
+        raise broken(str(error)) from None
+
+
+def broken(sentence: str) -> PydanticCustomError:
+    """What a validator raises over a value that breaks the rule of that sentence."""
+    return PydanticCustomError("kvpool_rule", "{sentence}", {"sentence": sentence})
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that matches `pattern`; `rule` is what to say when it does not."""
+
+    pattern: str
+    length_max: int
+    rule: str
+
+    def check(self, value: str) -> str:
+        if len(value) > self.length_max or not re.search(self.pattern, value) or value.endswith("\n"):
+            raise broken(f"{shown(value)} cannot be used; {self.rule}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "maxLength": self.length_max, "pattern": self.pattern}
+
+
+def size_schema(pattern: str, length_max: int) -> dict[str, Any]:
+    """A number, or a text with a unit: what Kubernetes calls int-or-string."""
+    return {"x-kubernetes-int-or-string": True, "maxLength": length_max, "pattern": pattern}
 
 
 Name = Annotated[str, Field(pattern=rules.NAME_PATTERN, min_length=1, max_length=rules.NAME_MAX)]
-Quantity = Annotated[int, BeforeValidator(_quantity), PlainSerializer(format_quantity, return_type=str)]
+DeviceClass = Annotated[str, Text(rules.OBJECT_NAME_PATTERN, rules.OBJECT_NAME_MAX, rules.DEVICE_CLASS)]
+Quantity = Annotated[
+    int,
+    BeforeValidator(_quantity),
+    PlainSerializer(format_quantity, return_type=str),
+    WithJsonSchema(size_schema(PATTERN, TEXT_MAX)),
+]
+# Its rules are in `consistency`, because a tier that is wrong there is still compared with the others.
+FilePath = Annotated[str, WithJsonSchema({"type": "string", "maxLength": rules.PATH_MAX})]
 Percent = Annotated[int, Field(ge=1, le=99)]
 
 
@@ -35,9 +86,9 @@ class Model(BaseModel):
 class Source(Model):
     """Where a tier's bytes lie: exactly one of the three."""
 
-    path: str | None = None
-    device_class: str | None = None
-    host_path: str | None = None
+    path: FilePath | None = None
+    device_class: DeviceClass | None = None
+    host_path: FilePath | None = None
 
 
 class TierSpec(Model):
