@@ -22,7 +22,8 @@ class Settings:
     """The keys of `kv_connector_extra_config`, with their defaults.
 
     pool: name of a running pool, or the path of its manifest.
-    host: which shard of the shared tiers this process writes; KVPOOL_HOST or 0 when not given.
+    host: which shard of the shared tiers this process writes; if not given KVPOOL_HOST, else what the
+        pool's daemon on this machine was assigned, else 0.
     load: `sync` loads inside the step that needs the blocks, `async` beside the running steps; `auto` picks.
     min_tokens: hits shorter than this are recomputed.
     store: `prompt` stores the blocks of prompts, `all` also those of generated tokens, `none` only reads.

@@ -13,6 +13,7 @@ from kvpool.rules import NAME_MAX, NAME_PATTERN
 from kvpool.spec import PoolSpec, TierSpec
 
 MANIFEST_NAME = "pool.yaml"
+HOST_NAME = "host"
 RUNTIME_ENV = "KVPOOL_RUNTIME_DIR"
 HOST_ENV = "KVPOOL_HOST"
 
@@ -121,9 +122,30 @@ def ensure_pool_dir(name: str) -> Path:
     return folder
 
 
-def default_host() -> int:
-    """The host number of this machine: KVPOOL_HOST, or 0."""
-    given = os.environ.get(HOST_ENV, "0")
+def host_path(name: str) -> Path:
+    """The file in which the pool's daemon says which host this machine is, where somebody assigns that."""
+    return pool_dir(name) / HOST_NAME
+
+
+def default_host(pool: str | None = None) -> int:
+    """The host number of this machine: KVPOOL_HOST, else what the daemon of `pool` wrote down, else 0."""
+    given, where = os.environ.get(HOST_ENV), f"{HOST_ENV}="
+    if given is None and pool is not None:
+        given, where = _assigned_host(pool), f"{host_path(pool)}: "
+    if given is None:
+        return 0
     if not given.isdecimal() or len(given) > 4:
-        raise KvpoolError(f"{HOST_ENV}={shown(given)} is not a host number; set it to 0, 1, ...")
+        raise KvpoolError(f"{where}{shown(given)} is not a host number; set it to 0, 1, ...")
     return int(given)
+
+
+def _assigned_host(pool: str) -> str | None:
+    path = host_path(pool)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise KvpoolError(
+            f"{path}: {error.strerror}. Set {HOST_ENV} to this machine's host number."
+        ) from None

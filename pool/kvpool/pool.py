@@ -59,12 +59,12 @@ class Pool:
         """Attaches to the tiers of a pool that `kvpool up` or the operator has provisioned.
 
         `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this
-        process's host (shard of shared tiers), by default KVPOOL_HOST or 0.
+        process's host (shard of shared tiers), by default KVPOOL_HOST, or what the pool's daemon says, or 0.
 
         Raises: ManifestError, MediumUnavailable (a tier that is not optional cannot be opened), RegionError.
         """
         spec = target if isinstance(target, PoolSpec) else _spec_of(target)
-        host = default_host() if host is None else host
+        host = default_host(spec.name) if host is None else host
         if not 0 <= host < spec.hosts:
             raise KvpoolError(
                 f"pool {spec.name}: host {host} does not exist; the manifest has spec.hosts: {spec.hosts}. "

@@ -133,7 +133,8 @@ def adopt(
 
     The old owner stores nothing more as soon as it sees this. One person or operator gives the epochs.
     """
-    number = target.host_or_default(host)
+    named = target_ if target_ is not None and "/" not in target_ else None
+    number = target.host_or_default(host, target.pool(named, file).name if named or file else None)
     regions = [region for region in target.regions(target_, file, tier) if _shared(region)]
     if not regions:
         raise KvpoolError("there is no region here that several hosts share, so no shard to adopt.")

@@ -54,7 +54,7 @@ def up(
     """
     target.one_of(name, file)
     spec = target.read_manifest(file) if file else target.pool(name, file)
-    number = target.host_or_default(host)
+    number = target.host_or_default(host, spec.name)
     before = _kept_manifest(spec.name)
     with _sigterm_ends(), out.byte_progress("making") as progress:
         actions = provision(spec, number, timeout_s=timeout, progress=progress, waiting=out.note)

@@ -69,8 +69,8 @@ def pool(name: str | None, file: str | None) -> PoolSpec:
     return PoolSpec.from_file(kept)
 
 
-def host_or_default(host: int | None) -> int:
-    return paths.default_host() if host is None else host
+def host_or_default(host: int | None, pool: str | None = None) -> int:
+    return paths.default_host(pool) if host is None else host
 
 
 def hosts_here(spec: PoolSpec) -> list[int]:
@@ -80,7 +80,7 @@ def hosts_here(spec: PoolSpec) -> list[int]:
         number = lock.name.removeprefix("daemon.h").removesuffix(".lock")
         if number.isdecimal():
             found.add(int(number))
-    return sorted(found) or [paths.default_host()]
+    return sorted(found) or [paths.default_host(spec.name)]
 
 
 @dataclass(frozen=True, slots=True)
