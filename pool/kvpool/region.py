@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import os
-import resource
 import socket
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from kvpool import _native
 from kvpool.buffers import Blocks, to_native
-from kvpool.errors import FencedError, GeometryError, KvpoolError, MediumUnavailable, RegionBusyError
+from kvpool.errors import FencedError, GeometryError, KvpoolError, RegionBusyError
 from kvpool.geometry import BYTES_MAX, COUNT_MAX, region_info
 from kvpool.geometry import Coherence as Coherence
 from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
 from kvpool.outcomes import CODE_BY_REASON, REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
-from kvpool.paths import RUNTIME_ENV
+from kvpool.region_file import Progress, allocate, os_error, require_space
+from kvpool.region_file import default_lock_path as default_lock_path
 from kvpool.report import (
     AdoptReport,
     Counters,
@@ -44,43 +43,14 @@ from kvpool.report import (
 )
 
 Role = Literal["engine", "daemon", "tool"]
-Progress = Callable[[int, int], None]
 
 _ROLES: dict[str, int] = {"engine": 1, "daemon": 2, "tool": 3}
 _ROLE_NAMES = {v: k for k, v in _ROLES.items()}
 _SLOT_STATES = ("free", "writing", "stored", "lent")
-# Small enough that progress is seen, large enough that the calls do not count.
-_ALLOCATE_STEP_BYTES = 64 << 20
 _HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
 _WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
 FORMAT_VERSION: int = _native.FORMAT_VERSION
-
-
-def default_lock_path(path: str | Path) -> str:
-    """The node-local file whose locks say which participants live: its own; for a device, another."""
-    path = os.path.realpath(path)
-    try:
-        device = os.stat(path)  # once: the file may be renamed at any moment
-    except (OSError, ValueError):
-        return path
-    if not stat.S_ISCHR(device.st_mode):
-        return path
-    # The same for all users of the machine, or they would take each other for dead.
-    given = os.environ.get(RUNTIME_ENV)
-    lock = Path(given or "/run/kvpool") / "locks" / path.strip("/").replace("/", "-")
-    if not lock.exists():
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            lock.touch()
-            os.chown(lock, -1, device.st_gid)  # who may use the device may lock
-            os.chmod(lock, stat.S_IMODE(device.st_mode) & 0o666)
-        except OSError as e:
-            raise MediumUnavailable(
-                f"region {path}: its lock file {lock} cannot be made: {e.strerror}. Start the pool's daemon "
-                f"first, as a user who may write there, or set {RUNTIME_ENV} to one directory for all users."
-            ) from None
-    return str(lock)
 
 
 def layout_table() -> str:
@@ -95,43 +65,6 @@ def boot_id() -> bytes:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):
         return bytes(16)
-
-
-def _os_error(path: str, e: OSError, doing: str) -> MediumUnavailable:
-    hints = {
-        errno.ENOSPC: "Free space there, or lower the tier's capacity.",
-        errno.EACCES: "Give this user permission to write there, or choose another path.",
-        errno.EPERM: "Give this user permission to write there, or choose another path.",
-        errno.EROFS: "The filesystem is read-only; mount it writable or choose another path.",
-        errno.ENOENT: "Create the folder first, or correct the path.",
-        errno.EFBIG: "The filesystem or a limit (ulimit -f) does not allow files of this size.",
-    }
-    return MediumUnavailable(
-        f"region {path}: cannot {doing}: {e.strerror}. Nothing was changed. "
-        f"{hints.get(e.errno or 0, 'Check the medium.')}"
-    )
-
-
-def _allocate(path: str, capacity_bytes: int, preallocate: bool, progress: Progress | None) -> None:
-    """Makes a new file of zeros; leaves no file behind when it fails."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
-    except OSError as e:
-        raise _os_error(path, e, "be created") from e
-    try:
-        os.ftruncate(fd, capacity_bytes)
-        for done in range(0, capacity_bytes if preallocate else 0, _ALLOCATE_STEP_BYTES):
-            os.posix_fallocate(fd, done, min(_ALLOCATE_STEP_BYTES, capacity_bytes - done))
-            if progress is not None:
-                progress(min(done + _ALLOCATE_STEP_BYTES, capacity_bytes), capacity_bytes)
-    except OSError as e:
-        os.unlink(path)
-        raise _os_error(path, e, f"get {capacity_bytes} bytes") from e
-    except BaseException:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(fd)
 
 
 class Region:
@@ -177,7 +110,7 @@ class Region:
                 try:
                     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 except OSError as e:
-                    raise _os_error(path, e, "be opened") from e
+                    raise os_error(path, e, "be opened") from e
             if _native.looks_formatted(path) and not force:
                 raise RegionBusyError(
                     f"region {path}: there is a kvpool region already. Nothing was changed. "
@@ -192,16 +125,14 @@ class Region:
                         f"'kvpool format {path} --capacity SIZE --force'."
                     )
                 _native.ensure_unused(path, default_lock_path(path))
-                Region._require_space(
-                    path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512
-                )
+                require_space(path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512)
                 try:
                     os.unlink(path)
                 except OSError as e:
-                    raise _os_error(path, e, "be replaced") from e
+                    raise os_error(path, e, "be replaced") from e
         if not os.path.exists(path):
-            Region._require_space(path, geometry.capacity_bytes, preallocate, reuse=0)
-            _allocate(path, geometry.capacity_bytes, preallocate, progress)
+            require_space(path, geometry.capacity_bytes, preallocate, reuse=0)
+            allocate(path, geometry.capacity_bytes, preallocate, progress)
             zeroed = True
         try:
             _native.format(
@@ -212,29 +143,6 @@ class Region:
                 os.unlink(path)
             raise
         return Region.inspect(path)
-
-    @staticmethod
-    def _require_space(path: str, capacity_bytes: int, preallocate: bool, reuse: int) -> None:
-        need_bytes = capacity_bytes if preallocate else 0
-        parent = os.path.dirname(path) or "."
-        try:
-            fs = os.statvfs(parent)
-        except OSError as e:
-            raise _os_error(path, e, "be created") from e
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        # Found out now, and not when an old file is gone.
-        if limit != resource.RLIM_INFINITY and capacity_bytes > limit:
-            raise _os_error(
-                path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"get {capacity_bytes} bytes"
-            )
-        if fs.f_blocks == 0:
-            return  # hugetlbfs without a limit of its own says 0; allocating finds out
-        free = fs.f_bavail * fs.f_frsize + reuse
-        if need_bytes > free:
-            raise MediumUnavailable(
-                f"region {path}: no space left: {need_bytes} bytes are needed and {free} are free in "
-                f"{parent}. Nothing was changed. Free space there, or lower the tier's capacity."
-            )
 
     @staticmethod
     def inspect(path: str | Path) -> RegionInfo:
@@ -356,24 +264,11 @@ class Region:
 
     def counters(self) -> Counters:
         """Totals over all participants of all hosts since the region was formatted."""
-        c = self._native.counters()
-        reasons = [(i, r) for i, r in enumerate(REASON_BY_CODE) if r is not None]
-        return Counters(
-            lookups=c[0],
-            hits=c[1],
-            bytes_loaded=c[2],
-            bytes_stored=c[3],
-            stored=c[4],
-            present=c[5],
-            evictions=c[6],
-            reaped=c[7],
-            scrub_bad=c[8],
-            misses={r.value: c[16 + i] for i, r in reasons if c[16 + i]},
-            declined={r.value: c[32 + i] for i, r in reasons if c[32 + i]},
-            load_latency=[0] * _FIRST_BUCKET_LOG2 + c[48:72],
-            lookup_latency=[0] * _FIRST_BUCKET_LOG2 + c[72:96],
-            store_latency=[0] * _FIRST_BUCKET_LOG2 + c[96:112],
-        )
+        return _counters(self._native.counters(0, self.info.hosts))
+
+    def counters_of(self, host: int) -> Counters:
+        """Totals over all participants of one host."""
+        return _counters(self._native.counters(host, host + 1))
 
     def usage(self) -> Usage:
         """How full the region is, by a walk over all slot headers: about 10 ns a slot."""
@@ -584,6 +479,26 @@ def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
                     "Nothing was changed. Give each machine its own host number "
                     "(KVPOOL_HOST, or 'kvpool up --host')."
                 )
+
+
+def _counters(c: list[int]) -> Counters:
+    reasons = [(i, r) for i, r in enumerate(REASON_BY_CODE) if r is not None]
+    return Counters(
+        lookups=c[0],
+        hits=c[1],
+        bytes_loaded=c[2],
+        bytes_stored=c[3],
+        stored=c[4],
+        present=c[5],
+        evictions=c[6],
+        reaped=c[7],
+        scrub_bad=c[8],
+        misses={r.value: c[16 + i] for i, r in reasons if c[16 + i]},
+        declined={r.value: c[32 + i] for i, r in reasons if c[32 + i]},
+        load_latency=[0] * _FIRST_BUCKET_LOG2 + c[48:72],
+        lookup_latency=[0] * _FIRST_BUCKET_LOG2 + c[72:96],
+        store_latency=[0] * _FIRST_BUCKET_LOG2 + c[96:112],
+    )
 
 
 def _description(text: str) -> dict[str, object]:

@@ -327,7 +327,7 @@ NB_MODULE(_native, m) {
           },
           nb::arg("digest"), nb::arg("block_bytes"), nb::arg("description"))
       .def("record", &Region::record, nb::arg("lookups"), nb::arg("hits"), nb::arg("misses"))
-      .def("counters", &Region::counters, nb::call_guard<nb::gil_scoped_release>())
+      .def("counters", &Region::counters, nb::arg("first"), nb::arg("end"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "usage",
           [](Region& r, bool count_slots) {

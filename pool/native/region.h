@@ -99,7 +99,7 @@ class Region {
   void record(uint64_t lookups, uint64_t hits, const std::vector<uint64_t>& misses);
 
   HostView host_view(uint32_t host);
-  std::vector<uint64_t> counters();
+  std::vector<uint64_t> counters(uint32_t from, uint32_t to);   // sums over the participants of these hosts, without the last
   std::vector<ShardUsage> usage(std::vector<NamespaceUsage>& namespaces, bool count_slots);   // without: names only, no walk
   std::vector<ParticipantView> participants();
   std::vector<SlotView> slots(uint32_t host, uint64_t from, uint64_t limit, uint64_t& next);

@@ -18,12 +18,12 @@ std::string hex(const uint8_t* bytes, uint32_t n) {
 
 }   // namespace
 
-std::vector<uint64_t> Region::counters() {
+std::vector<uint64_t> Region::counters(uint32_t from, uint32_t to) {
   const Use use = ensure_open();
   std::vector<uint64_t> sums(kCounters);
   const bool ok = fault_guarded([&] {
     CpuMemory& m = attached_->mem;
-    for (uint32_t h = 0; h < attached_->hosts(); ++h) {
+    for (uint32_t h = from; h < to && h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
       const bool fresh = attached_->fresh(HostIndex{h});
       for (uint32_t p = 0; p < superblock_.participant_count; ++p) {

@@ -34,6 +34,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.paths": 0,
     "kvpool.geometry": 1,
     "kvpool.region": 1,
+    "kvpool.region_file": 1,
     "kvpool.buffers": 1,
     "kvpool.tiers": 2,
     "kvpool.placement": 2,
@@ -64,7 +65,16 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "redis": ("kvpool.index",),
 }
 
-OPERATOR_MAY_IMPORT = ("kvpool.errors", "kvpool.spec", "kvpool.report")
+OPERATOR_MAY_IMPORT = ("kvpool.errors", "kvpool.quantity", "kvpool.report", "kvpool.rules", "kvpool.spec")
+# The operator's process touches no region; the node's daemon is what does.
+NODE_MODULES = ("kvpool_operator.node", "kvpool_operator.nodes")
+NODE_MAY_IMPORT = (
+    *OPERATOR_MAY_IMPORT,
+    "kvpool.daemon",
+    "kvpool.paths",
+    "kvpool.provision",
+    "kvpool.region",
+)
 
 # pool/native: includes go up this list only. A file that is not here is named after the noun it belongs to
 # (region_fsck.h -> region).
@@ -142,9 +152,13 @@ def judge(module: str, found: Import, modules: frozenset[str], public: frozenset
             return None
         return f"imports {found.name or 'all'} from {target}; connectors use only kvpool's public names"
     if within(module, "kvpool_operator") and within(target, "kvpool"):
-        if any(within(target, allowed) for allowed in OPERATOR_MAY_IMPORT):
+        of_node = any(within(module, node) for node in NODE_MODULES)
+        may = NODE_MAY_IMPORT if of_node else OPERATOR_MAY_IMPORT
+        version = found == Import(found.line, "kvpool", "__version__")
+        if version or any(within(target, allowed) for allowed in may):
             return None
-        return f"imports {target}; the operator may import {', '.join(OPERATOR_MAY_IMPORT)} only"
+        who = "the node's daemon" if of_node else "the operator"
+        return f"imports {target}; {who} may import {', '.join(may)} only"
     if not within(module, "kvpool") or module == "kvpool":
         return None
     if within(target, "kvpool_connector") or within(target, "kvpool_operator"):
@@ -319,6 +333,7 @@ def first_problem(module: str, source: str) -> str | None:
         ("kvpool_connector.vllm", "from kvpool.region import Region", "only kvpool's public names"),
         ("kvpool_connector.vllm", "from kvpool import region", "only kvpool's public names"),
         ("kvpool_operator.desired", "from kvpool.region import Region", "the operator may import"),
+        ("kvpool_operator.nodes.keeper", "from kvpool.pool import Pool", "the node's daemon may import"),
     ],
 )
 def test_judge_wrong_import_is_named_with_way_out(module: str, source: str, expected: str) -> None:
@@ -336,6 +351,7 @@ def test_judge_wrong_import_is_named_with_way_out(module: str, source: str, expe
         ("kvpool.spec", "import yaml\nfrom .errors import ManifestError"),
         ("kvpool_connector.vllm", "import vllm, torch\nfrom kvpool import Pool"),
         ("kvpool_operator.desired", "import kopf\nfrom kvpool.spec import PoolSpec"),
+        ("kvpool_operator.node", "from kvpool import __version__\nfrom kvpool.region import Region"),
     ],
 )
 def test_judge_right_import_is_silent(module: str, source: str) -> None:
