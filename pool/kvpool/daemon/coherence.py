@@ -24,7 +24,7 @@ RETRY_S = 5.0  # after a failure of the medium
 class CoherenceWatch:
     """The litmus tests of all tiers that several hosts share, and the condition that follows.
 
-    Threads: `step` in one thread at a time; the rest in any.
+    Threads: any; `remove` waits for a test that is running, some seconds at most.
     """
 
     tests: dict[str, Litmus]  # by tier
@@ -34,6 +34,7 @@ class CoherenceWatch:
     verdict: Verdict = field(init=False)
     changed_at: float = field(init=False)
     _ours: set[str] = field(default_factory=set)  # tiers whose turn we have
+    _stepping: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.verdict = combined({tier: test.verdict() for tier, test in self.tests.items()})
@@ -53,8 +54,25 @@ class CoherenceWatch:
                 return
             self.sleep(STEP_S / 2)
 
+    def add(self, tier: str, test: Litmus) -> None:
+        """Test one tier more, from the next step on."""
+        with self._stepping:
+            self.tests[tier] = test
+
+    def remove(self, tier: str) -> None:
+        """Leave a tier alone; its region may be closed then."""
+        with self._stepping:
+            test = self.tests.pop(tier, None)
+            if test is not None and tier in self._ours:
+                self._ours.discard(tier)
+                test.end()
+
     def step(self) -> None:
         """Answer, and test one host that was not tested yet."""
+        with self._stepping:
+            self._step()
+
+    def _step(self) -> None:
         for tier, test in self.tests.items():
             # The turn may be with 'kvpool litmus' for a while.
             if tier not in self._ours and test.begin():
@@ -93,14 +111,12 @@ class CoherenceWatch:
 
 def watch_in_background(watch: CoherenceWatch, closing: ExitStack) -> None:
     """Steps in a thread of its own, so that a test of seconds delays no heartbeat, until `closing` closes."""
-    if not watch.tests:
-        return
     ending = threading.Event()
 
     def run() -> None:
         wait_s = STEP_S
         while not ending.wait(wait_s):
-            wait_s = STEP_S
+            wait_s = STEP_S if watch.tests else RETRY_S
             try:
                 watch.step()
             except Exception as error:  # the daemon outlives whatever a medium does

@@ -50,6 +50,7 @@ class Chore:
     run: Callable[[], object]
     clock: Callable[[], float] = time.monotonic
     failed: Callable[[Exception], None] = lambda _: None  # told once of each failure
+    subject: str = ""  # the tier that it is about
     due: float = 0.0
     failures: int = 0
     problem: str = ""
@@ -101,28 +102,66 @@ class Daemon:
     tiers: list[OpenTier]
     skipped: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    attach: Attach = field(default_factory=lambda: attach_region)
     chores: list[Chore] = field(init=False)
+    last_report: dict[str, Any] = field(default_factory=dict)  # empty before the first one
     started_at: float = field(default_factory=time.time)
     events: EventLog = field(default_factory=EventLog)
     coherence: CoherenceWatch = field(init=False)
     owners: dict[str, Ownership] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.owners = {
-            opened.tier.name: Ownership(opened.tier.name, opened.shard, self.events) for opened in self.tiers
-        }
-        self.coherence = CoherenceWatch(
-            {
-                opened.tier.name: Litmus(
-                    opened.region, opened.shard, self.spec.shards(opened.tier), opened.tier.coherence_mode
-                )
-                for opened in self.tiers
-                if self.spec.shards(opened.tier) > 1
-            },
-            self.events,
-        )
-        self.chores = [chore for opened in self.tiers for chore in self._chores_of(opened)]
+        self.owners = {}
+        self.coherence = CoherenceWatch({}, self.events)
+        self.chores = []
+        for opened in self.tiers:
+            self._look_after(opened)
         self.chores.append(Chore("report", REPORT_S, self.report, self.clock))
+
+    def open(self, tier: TierSpec) -> None:
+        """Look after one tier more. Its place in the order is that of `spec`.
+
+        Raises:  KvpoolError when its region cannot be attached.
+        """
+        path, shard = region_path(self.spec, tier, self.host), self.spec.shard_of(tier, self.host)
+        region = self.attach(tier, path, shard)
+        opened = OpenTier(
+            tier, path, region, KeepFree(region, self.spec.eviction), Scrub(region, SCRUB_S), shard
+        )
+        order = {declared.name: place for place, declared in enumerate(self.spec.tiers)}
+        self.tiers = sorted([*self.tiers, opened], key=lambda each: order.get(each.tier.name, len(order)))
+        self._look_after(opened)
+        log.info("tier_opened tier=%s path=%s", tier.name, path)
+
+    def close(self, name: str) -> None:
+        """Leave the region of a tier, which keeps its blocks."""
+        self.coherence.remove(name)
+        for opened in [each for each in self.tiers if each.tier.name == name]:
+            self.tiers = [each for each in self.tiers if each is not opened]
+            self.chores = [chore for chore in self.chores if chore.subject != name]
+            self.owners.pop(name, None)
+            opened.region.close()
+            log.info("tier_closed tier=%s path=%s", name, opened.path)
+
+    def close_all(self) -> None:
+        for opened in self.tiers:
+            opened.region.close()
+
+    def adjust(self, spec: PoolSpec, skipped: dict[str, str]) -> None:
+        """Go by another manifest of the same pool. Tiers are opened and closed by `open` and `close`."""
+        self.spec, self.skipped = spec, skipped
+        declared = {tier.name: tier for tier in spec.tiers}
+        for opened in self.tiers:
+            opened.tier = declared.get(opened.tier.name, opened.tier)
+            opened.keep_free.eviction = spec.eviction
+
+    def _look_after(self, opened: OpenTier) -> None:
+        name, shards = opened.tier.name, self.spec.shards(opened.tier)
+        self.owners[name] = Ownership(name, opened.shard, self.events)
+        if shards > 1:
+            test = Litmus(opened.region, opened.shard, shards, opened.tier.coherence_mode)
+            self.coherence.add(name, test)
+        self.chores = [*self._chores_of(opened), *self.chores]
 
     def _chores_of(self, opened: OpenTier) -> list[Chore]:
         name, region = opened.tier.name, opened.region
@@ -169,10 +208,10 @@ class Daemon:
                 self.events.add("MediumError", name, str(error))
 
         return [
-            Chore(f"heartbeat/{name}", HEARTBEAT_S, heartbeat, self.clock, failed),
-            Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock, failed),
-            Chore(f"reap/{name}", REAP_S, reap, self.clock, failed),
-            Chore(f"scrub/{name}", SCRUB_S, scrub, self.clock, failed),
+            Chore(f"heartbeat/{name}", HEARTBEAT_S, heartbeat, self.clock, failed, subject=name),
+            Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock, failed, subject=name),
+            Chore(f"reap/{name}", REAP_S, reap, self.clock, failed, subject=name),
+            Chore(f"scrub/{name}", SCRUB_S, scrub, self.clock, failed, subject=name),
         ]
 
     @property
@@ -193,7 +232,8 @@ class Daemon:
         """Write what is known into the pool's folder, completely or not at all."""
         path = report_path(self.spec.name, self.host)
         making = path.with_suffix(".making")
-        making.write_text(json.dumps(self.report_object()) + "\n")
+        self.last_report = self.report_object()
+        making.write_text(json.dumps(self.last_report) + "\n")
         os.replace(making, path)
 
     def report_object(self) -> dict[str, Any]:
@@ -248,11 +288,13 @@ def serve(
     refused: Callable[[str], None] = lambda _: None,
     attach: Attach | None = None,
     stop: threading.Event | None = None,
+    between: Callable[[Daemon], None] = lambda _: None,
 ) -> None:
     """Look after the regions of `host` until SIGTERM or SIGINT.
 
     `ready` is called once, when all tiers are open and their coherence is not known to be wrong; `refused`
     before that, with the reason, when it is. The daemon goes on all the same: it tests again, and says so.
+    `between` is called before each look at the chores, several times a second: there the pool may change.
 
     Threads: the main thread only, because it takes the signals (unless `stop` is given).
     Raises:  RegionBusyError when this host has a daemon already; KvpoolError when a tier cannot be opened.
@@ -262,9 +304,11 @@ def serve(
         lock = DaemonLock(daemon_lock_path(spec.name, host))
         closing.callback(lock.close)
         ending = stop or _stop_on_signals(closing)
-        daemon = Daemon(
-            spec, host, _open_tiers(spec, host, skipped, attach or attach_region, closing), skipped
-        )
+        daemon = Daemon(spec, host, [], skipped, attach=attach or attach_region)
+        closing.callback(daemon.close_all)
+        for tier in spec.tiers:
+            if tier.name not in skipped:
+                daemon.open(tier)
         daemon.coherence.start()
         watch_in_background(daemon.coherence, closing)
         daemon.report()
@@ -278,6 +322,7 @@ def serve(
                 tiers = ",".join(t.tier.name for t in daemon.tiers)
                 log.info("ready pool=%s host=%d tiers=%s", spec.name, host, tiers)
                 ready()
+            between(daemon)
             if ending.wait(daemon.step()):
                 break
         log.info("stopping pool=%s host=%d", spec.name, host)
@@ -290,22 +335,6 @@ def _stop_on_signals(closing: ExitStack) -> threading.Event:
         before = signal.signal(number, lambda *_: ending.set())
         closing.callback(signal.signal, number, before)
     return ending
-
-
-def _open_tiers(
-    spec: PoolSpec, host: int, skipped: dict[str, str], attach: Attach, closing: ExitStack
-) -> list[OpenTier]:
-    opened = []
-    for tier in spec.tiers:
-        if tier.name in skipped:
-            continue
-        path = region_path(spec, tier, host)
-        region = attach(tier, path, spec.shard_of(tier, host))
-        closing.callback(region.close)
-        keep_free, scrub = KeepFree(region, spec.eviction), Scrub(region, SCRUB_S)
-        opened.append(OpenTier(tier, path, region, keep_free, scrub, spec.shard_of(tier, host)))
-        log.info("tier_opened tier=%s path=%s", tier.name, path)
-    return opened
 
 
 def attach_region(tier: TierSpec, path: Path, shard: int) -> DaemonRegion:
