@@ -1,0 +1,1 @@
+"""kvpool on Kubernetes: the operator of KVPool objects, and each node's daemon."""
