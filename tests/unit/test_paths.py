@@ -103,3 +103,21 @@ def test_default_host_environment_must_be_a_number(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KVPOOL_HOST", "node-b")
     with pytest.raises(KvpoolError, match="KVPOOL_HOST"):
         paths.default_host()
+
+
+def test_default_host_is_what_the_daemon_wrote_down_unless_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("KVPOOL_HOST", raising=False)
+    assert paths.default_host("p") == 0
+    paths.ensure_pool_dir("p")
+    paths.host_path("p").write_text("3\n")
+    assert paths.default_host("p") == 3
+    assert paths.default_host() == 0
+    monkeypatch.setenv("KVPOOL_HOST", "2")
+    assert paths.default_host("p") == 2
+    monkeypatch.delenv("KVPOOL_HOST")
+    paths.host_path("p").write_text("three")
+    with pytest.raises(KvpoolError, match="p/host: "):
+        paths.default_host("p")
