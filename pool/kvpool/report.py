@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 
+def percent(hits: int, lookups: int) -> str:
+    """The hit rate for people, in percent with one decimal, rounded down: 100.0 means every single one."""
+    return f"{hits * 1000 // lookups / 10:.1f}" if lookups else "0.0"
+
+
 def _add_maps(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
     return {k: a.get(k, 0) + b.get(k, 0) for k in sorted(a.keys() | b.keys())}
 

@@ -109,7 +109,7 @@ def facts() -> dict[str, Counter[str]]:
     """
     global _read_bytes
     written = os.pread(_fd, os.fstat(_fd).st_size - _read_bytes, _read_bytes)
-    # Reading is not atomic with another process's append: the last line may be half there. It is for the next time.
+    # Another process may be writing its line: what is half there is read the next time.
     whole = written[: written.rfind(b"\n") + 1]
     for line in whole.decode().splitlines():
         row, what, by = line.split("\t")

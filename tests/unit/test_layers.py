@@ -65,13 +65,19 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "redis": ("kvpool.index",),
 }
 
-OPERATOR_MAY_IMPORT = ("kvpool.errors", "kvpool.quantity", "kvpool.report", "kvpool.rules", "kvpool.spec")
+OPERATOR_MAY_IMPORT = (
+    "kvpool.errors",
+    "kvpool.paths",
+    "kvpool.quantity",
+    "kvpool.report",
+    "kvpool.rules",
+    "kvpool.spec",
+)
 # The operator's process touches no region; the node's daemon is what does.
 NODE_MODULES = ("kvpool_operator.node", "kvpool_operator.nodes")
 NODE_MAY_IMPORT = (
     *OPERATOR_MAY_IMPORT,
     "kvpool.daemon",
-    "kvpool.paths",
     "kvpool.provision",
     "kvpool.region",
 )

@@ -1,4 +1,4 @@
-"""Processes of several users share a pool when they share a group: modes, and locks that need no process ids."""
+"""Processes of several users share a pool by a group of theirs: file modes, locks without process ids."""
 
 from __future__ import annotations
 

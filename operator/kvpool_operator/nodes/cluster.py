@@ -64,9 +64,9 @@ async def configuration() -> Configuration:
     """How the apiserver is reached: as a pod; else as KUBECONFIG says."""
     made = Configuration()
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        config.load_incluster_config(client_configuration=made)  # type: ignore[no-untyped-call]
+        config.load_incluster_config(client_configuration=made)
     else:
-        await config.load_kube_config(client_configuration=made)  # type: ignore[no-untyped-call]
+        await config.load_kube_config(client_configuration=made)
     return made
 
 

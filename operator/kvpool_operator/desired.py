@@ -1,0 +1,24 @@
+"""All objects that a pool shall have, in the order in which they are applied. Pure."""
+
+from __future__ import annotations
+
+from kvpool_operator import objects
+from kvpool_operator.assign import Assignment
+from kvpool_operator.manifest import PoolObject, Settings
+from kvpool_operator.objects import Object
+
+
+def desired(pool: PoolObject, settings: Settings, assignment: Assignment) -> list[Object]:
+    """The same for the same input: applied twice, the second time changes nothing."""
+    return [
+        objects.service_account(pool),
+        objects.role(pool),
+        objects.role_binding(pool),
+        objects.config_map(pool),
+        objects.service(pool),
+        objects.network_policy(pool),
+        *objects.volumes(pool),
+        *objects.claims(pool),
+        *(objects.pool_node(pool, member) for member in assignment.members),
+        objects.daemon_set(pool, settings),
+    ]

@@ -1,0 +1,108 @@
+"""Every name that the operator gives: objects, labels, annotations, conditions, reasons.
+
+A condition's type says when it is True; a reason is one CamelCase word that users and alerts can match
+(docs/kubernetes.md has what to do about each).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+GROUP: Final = "kvpool.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+FIELD_MANAGER: Final = "kvpool-operator"
+NODE_FIELD_MANAGER: Final = "kvpool-node"
+FINALIZER: Final = "kvpool.dev/pool"
+LEASE: Final = "kvpool-operator"
+
+POOL_LABEL: Final = "kvpool.dev/pool"
+NAMESPACE_LABEL: Final = "kvpool.dev/namespace"  # on cluster-scoped objects, which no namespace tells apart
+NODE_LABEL: Final = "kvpool.dev/node"
+CONTAINERS_ANNOTATION: Final = "kvpool.dev/containers"
+INJECTED_ANNOTATION: Final = "kvpool.dev/injected"
+SKIPPED_ANNOTATION: Final = "kvpool.dev/injection-skipped"
+APPLIED_ANNOTATION: Final = "kvpool.dev/applied"  # digest of what was applied: equal means nothing to do
+
+METRICS_PORT: Final = 9464  # of a node's daemon
+RUNTIME_DIR: Final = "/kvpool"  # in every container that uses a pool
+NODE_DIR: Final = "/dev/shm/kvpool"  # on every node; its pages are memory, and are charged to the daemon
+GROUP_ID: Final = 64000  # owns the regions; engines get it as a supplemental group
+LABEL_MAX: Final = 63
+
+# Condition types.
+READY: Final = "Ready"  # every desired node serves the pool
+PROGRESSING: Final = "Progressing"  # something is being rolled out, made or removed
+DEGRADED: Final = "Degraded"  # the pool serves, with less than was declared
+DRAINING: Final = "Draining"  # a node gives its blocks away, or the pool is being deleted
+COHERENCE_VERIFIED: Final = "CoherenceVerified"  # hosts were seen to see each other's stores as declared
+CONDITIONS: Final = (READY, PROGRESSING, DEGRADED, DRAINING, COHERENCE_VERIFIED)
+
+# Reasons. Ready:
+ALL_NODES_READY: Final = "AllNodesReady"
+NODES_NOT_READY: Final = "NodesNotReady"
+NO_NODES: Final = "NoNodes"
+INVALID_SPEC: Final = "InvalidSpec"
+DELETING: Final = "Deleting"
+# Progressing:
+ROLLING_OUT: Final = "RollingOut"
+SETTLED: Final = "Settled"
+PAUSED: Final = "Paused"
+APPLY_FAILED: Final = "ApplyFailed"
+# Degraded:
+AS_DECLARED: Final = "AsDeclared"
+TIER_MISSING: Final = "TierMissing"
+TOO_MANY_NODES: Final = "TooManyNodes"
+NODE_PROBLEM: Final = "NodeProblem"
+SHARDS_ADOPTED: Final = "ShardsAdopted"
+# Draining:
+NOT_DRAINING: Final = "NotDraining"
+NODE_CORDONED: Final = "NodeCordoned"
+NODE_GONE: Final = "NodeGone"
+# CoherenceVerified:
+VERIFIED: Final = "Verified"
+NOT_SHARED: Final = "NotShared"
+NOT_TESTED: Final = "NotTested"
+TEST_FAILED: Final = "TestFailed"
+
+REASONS: Final = {
+    READY: (ALL_NODES_READY, NODES_NOT_READY, NO_NODES, INVALID_SPEC, DELETING),
+    PROGRESSING: (SETTLED, ROLLING_OUT, PAUSED, APPLY_FAILED, INVALID_SPEC, DELETING),
+    DEGRADED: (
+        AS_DECLARED,
+        NODES_NOT_READY,
+        TIER_MISSING,
+        TOO_MANY_NODES,
+        NODE_PROBLEM,
+        SHARDS_ADOPTED,
+        INVALID_SPEC,
+    ),
+    DRAINING: (NOT_DRAINING, NODE_CORDONED, NODE_GONE, DELETING),
+    COHERENCE_VERIFIED: (VERIFIED, NOT_SHARED, NOT_TESTED, TEST_FAILED),
+}
+
+# Reasons of events that are no conditions' reasons.
+EVENT_REMOVAL_INCOMPLETE: Final = "RemovalIncomplete"
+EVENT_SHARD_HANDED_OVER: Final = "ShardHandedOver"
+
+
+def child(pool: str, part: str = "") -> str:
+    """The name of an object that belongs to `pool`."""
+    return f"kvpool-{pool}-{part}" if part else f"kvpool-{pool}"
+
+
+def volume(namespace: str, pool: str, tier: str = "") -> str:
+    """The name of a PersistentVolume: cluster-scoped, so the namespace is in it.
+
+    'a-b' with pool 'c' and 'a' with pool 'b-c' must differ, hence the digest.
+    """
+    digest = hashlib.sha256(f"{namespace}/{pool}/{tier}".encode()).hexdigest()[:8]
+    return f"kvpool-{namespace}-{pool}{f'-{tier}' if tier else ''}-{digest}"
+
+
+def label_value(text: str) -> str:
+    """`text` as the value of a label; names that are too long end in their digest."""
+    if len(text) <= LABEL_MAX:
+        return text
+    return f"{text[:50].rstrip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

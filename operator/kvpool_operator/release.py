@@ -1,0 +1,55 @@
+"""Uninstalling: nothing may stay stuck on a finalizer that nobody removes any more."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Sequence
+
+from kvpool_operator import kinds
+from kvpool_operator.client import ApiError, Cluster
+from kvpool_operator.names import FINALIZER, LEASE
+
+log = logging.getLogger("kvpool.operator")
+
+IDENTITY = "uninstall"
+HELD_S = 600  # long enough for helm to delete the operator, whose replicas wait for the lease meanwhile
+
+
+async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = ()) -> None:
+    """Take the lease away from the operator, then the finalizer off every pool. Pools and blocks stay.
+
+    Pools that are being deleted lose their volumes first, as the operator would have done.
+
+    Raises:  ApiError.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    body = {
+        "apiVersion": kinds.LEASE.api_version,
+        "kind": "Lease",
+        "metadata": {"name": LEASE, "namespace": namespace},
+        "spec": {
+            "holderIdentity": IDENTITY,
+            "leaseDurationSeconds": HELD_S,
+            "acquireTime": now,
+            "renewTime": now,
+        },
+    }
+    await cluster.apply(body, kinds.LEASE)
+    log.info("lease_taken namespace=%s; the operator acts no more", namespace)
+    pools = []
+    for where in namespaces or (None,):
+        pools += await cluster.list(kinds.POOL, where)
+    for pool in pools:
+        metadata = pool["metadata"]
+        others = [name for name in metadata.get("finalizers") or [] if name != FINALIZER]
+        if len(others) == len(metadata.get("finalizers") or []):
+            continue
+        try:
+            await cluster.merge(
+                kinds.POOL, metadata["namespace"], metadata["name"], {"metadata": {"finalizers": others}}
+            )
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        log.info("released pool=%s/%s", metadata["namespace"], metadata["name"])
