@@ -137,6 +137,26 @@ check-aarch64: ## compile the native part for aarch64 (objects only)
 	@.ci/system --aarch64
 	@.ci/aarch64
 
+# --- a real cluster ---------------------------------------------------------------------------------------------------------------
+
+.PHONY: cluster-up cluster-down image e2e
+CLUSTER := PYTHONPATH=e2e $(BIN)/python -m cluster
+
+# As root on a machine with cgroup v1; the first time builds Kubernetes from its Go modules, about 20 minutes.
+cluster-up: $(VENV)/.installed ## Kubernetes with two nodes on this machine; KVPOOL_CLUSTER names it, KVPOOL_CLUSTER_NODES=3
+	@.ci/system --cluster
+	@$(CLUSTER) up
+
+cluster-down: $(VENV)/.installed ## end it; nothing is left
+	@$(CLUSTER) down
+
+image: $(VENV)/.installed ## the container image, as an oci-archive in the cache
+	@.ci/system --image
+	@$(CLUSTER) image
+
+e2e: $(VENV)/.installed ## chart, operator, daemons and engines on a real cluster; KUBECONFIG=... takes one that is there
+	@e2e/run
+
 clean: ## remove what was built
 	rm -rf build dist demo.json
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
