@@ -63,24 +63,29 @@ def make_base(places: Places) -> list[Path]:
     return [pause]
 
 
-def make_kvpool(places: Places, tag: str = "") -> Path:
-    """The image of the operator, the daemon and the API; built anew when what goes into it changed."""
+def reference() -> str:
+    """The name of kvpool's image."""
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
-    reference = f"localhost/kvpool:{tag or version[1]}"
-    archive = places.images / f"{reference.rpartition('/')[2].replace(':', '-')}.tar"
+    return f"localhost/kvpool:{version[1]}"
+
+
+def make_kvpool(places: Places) -> Path:
+    """The image of the operator, the daemon and the API; built anew when what goes into it changed."""
+    name = reference()
+    archive = places.images / f"{name.rpartition('/')[2].replace(':', '-')}.tar"
     stamp, sources = archive.with_suffix(".sources"), _digest()
     if archive.exists() and stamp.exists() and stamp.read_text() == sources:
         return archive
     make_base(places)
     if not _has_image(places, BASE_IMAGE):  # the store was lost, the archive was not
         _buildah(places, "pull", "--quiet", f"oci-archive:{places.images / 'python.tar'}")
-    say(f"image: building {reference} (minutes when nothing is cached)")
+    say(f"image: building {name} (minutes when nothing is cached)")
     with tempfile.TemporaryDirectory(prefix="kvpool-image-") as folder:
         secrets = _pip_secrets(Path(folder))
         build = ["bud", "--isolation", "chroot", "--layers", "--file", str(ROOT / "Containerfile")]
-        _buildah(places, *build, "--build-arg", f"BASE={BASE_IMAGE}", *secrets, "--tag", reference, str(ROOT))
-    _save(places, reference, archive)
+        _buildah(places, *build, "--build-arg", f"BASE={BASE_IMAGE}", *secrets, "--tag", name, str(ROOT))
+    _save(places, name, archive)
     stamp.write_text(sources)
     say(f"image: {archive} ({archive.stat().st_size / 2**20:.0f} MiB)")
     return archive

@@ -1,0 +1,231 @@
+"""The cluster, the image, the release: made once for all tests, taken down at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import images, programs
+from cluster.cluster import Cluster
+from cluster.places import Places
+from kube import Kube, KubeError, Object, ready, wait_for
+from pools import START_S, Client, KVPool, cxl, dram
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "kvpool"
+RESULT = ROOT / "e2e.json"
+RELEASE, SYSTEM = "kvpool", "kvpool-system"
+NAMESPACE = "e2e"
+SHARED = "/dev/shm/shared"  # one memory for all nodes of the cluster of e2e/cluster
+
+begun = time.monotonic()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass
+class Target:
+    """The cluster under test. `own` is None when it is somebody else's: then no node can be switched off."""
+
+    kube: Kube
+    image: str
+    own: Cluster | None
+    nodes: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[Target]:
+    given = os.environ.get("KUBECONFIG")
+    if given:
+        image = os.environ.get("KVPOOL_E2E_IMAGE")
+        if not image:
+            pytest.fail("KUBECONFIG is set: KVPOOL_E2E_IMAGE must name the image of kvpool for that cluster")
+        kube = Kube(Path(given))
+        yield Target(kube, image, None, _nodes(kube))
+        return
+    places = Places()
+    programs.build(places)
+    archive = images.make_kvpool(places)
+    cluster = Cluster(places)
+    if not (os.environ.get("KVPOOL_E2E_KEEP") and cluster.is_up()):
+        cluster.down()
+        cluster.up(images.make_base(places))
+    try:
+        cluster.load([archive])
+        kube = Kube(places.kubeconfig, places.inside(), places.programs)
+        yield Target(kube, images.reference(), cluster, _nodes(kube))
+    finally:
+        if not os.environ.get("KVPOOL_E2E_KEEP"):
+            cluster.down()
+
+
+def _nodes(kube: Kube) -> list[str]:
+    names = sorted(node["metadata"]["name"] for node in kube.all("nodes") if ready(node))
+    if len(names) < 2:
+        pytest.fail(f"the cluster has {len(names)} Ready nodes; this suite needs 2")
+    return names[:2]
+
+
+@pytest.fixture(scope="session")
+def kube(target: Target) -> Kube:
+    return target.kube
+
+
+@pytest.fixture(scope="session")
+def nodes(target: Target) -> list[str]:
+    return target.nodes
+
+
+@pytest.fixture(scope="session")
+def own(target: Target) -> Cluster:
+    """The cluster of e2e/cluster, for tests that switch parts of it off."""
+    if target.own is None:
+        pytest.skip(
+            "this test switches nodes off and on; it needs the cluster of e2e/cluster (unset KUBECONFIG)"
+        )
+    return target.own
+
+
+class Facts:
+    """What e2e.json tells."""
+
+    def __init__(self) -> None:
+        self.known: Object = {}
+
+    def tell(self, **facts: Any) -> None:
+        self.known.update(facts)
+        RESULT.write_text(json.dumps(self.known, indent=1) + "\n")
+
+
+@pytest.fixture(scope="session")
+def facts() -> Facts:
+    return Facts()
+
+
+def install(target: Target, *more: str) -> None:
+    repository, _, tag = target.image.rpartition(":")
+    target.kube.helm(
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(CHART),
+        "--namespace",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout=120s",
+        f"--set=image.repository={repository},image.tag={tag}",
+        *more,
+    )
+
+
+@pytest.fixture(scope="session")
+def release(target: Target, facts: Facts) -> str:
+    """The chart, installed; the namespace for pools warns of what `restricted` would not let in."""
+    started = time.monotonic()
+    install(target)
+    facts.tell(helm_install_s=round(time.monotonic() - started, 1), image=target.image)
+    labels = {
+        "pod-security.kubernetes.io/enforce": "privileged",
+        "pod-security.kubernetes.io/warn": "restricted",
+    }
+    target.kube.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    )
+    return RELEASE
+
+
+MakePool = Callable[..., KVPool]
+
+
+@pytest.fixture
+def make_pool(kube: Kube, release: str) -> Iterator[MakePool]:
+    """Pools that a test declares; they are gone when it ends, with their clients."""
+    made: list[KVPool] = []
+
+    def make(name: str, *tiers: Object, wait: bool = True, **spec: Any) -> KVPool:
+        pool = KVPool(kube, NAMESPACE, name, {"tiers": list(tiers), "deletionPolicy": "Delete", **spec})
+        made.append(pool)
+        pool.apply()
+        if wait:
+            pool.wait_settled(START_S)
+        return pool
+
+    yield make
+    for pool in made:
+        _remove(kube, pool)
+
+
+def _remove(kube: Kube, pool: KVPool) -> None:
+    for pod in kube.all("pods", NAMESPACE, f"e2e=client,kvpool.dev/pool={pool.name}"):
+        kube.delete("pod", pod["metadata"]["name"], NAMESPACE, wait_s=0)
+    pool.delete()
+    pool.wait_gone()
+
+
+@pytest.fixture(scope="module")
+def main_pool(kube: Kube, target: Target, release: str, request: pytest.FixtureRequest) -> Iterator[KVPool]:
+    """One pool for a whole module: DRAM on each node, and a CXL tier that both map."""
+    name = request.module.POOL
+    tiers = [dram(), cxl(f"{SHARED}/{name}.region")]
+    pool = KVPool(kube, NAMESPACE, name, {"hosts": 2, "tiers": tiers, "deletionPolicy": "Delete"})
+    pool.apply()
+    pool.wait_settled(START_S, nodes=2)
+    yield pool
+    _remove(kube, pool)
+
+
+@pytest.fixture(scope="module")
+def clients(main_pool: KVPool, target: Target) -> list[Client]:
+    """A client on each node."""
+    made = [Client(main_pool, node, target.image).start(wait=False) for node in target.nodes]
+    for client in made:
+        client.wait_ready()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_restarts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The operator does not crash while a test runs, unless the test says that it kills it."""
+    if "target" not in request.fixturenames or request.node.get_closest_marker("kills_operator"):
+        yield
+        return
+    kube: Kube = request.getfixturevalue("target").kube
+    before = _restarts(kube)
+    yield
+    after = _restarts(kube)
+    grown = {name: count for name, count in after.items() if count > before.get(name, count)}
+    assert not grown, f"containers of {SYSTEM} crashed during the test: {grown}"
+
+
+def _restarts(kube: Kube) -> dict[str, int]:
+    try:
+        pods = kube.all("pods", SYSTEM)
+    except KubeError:
+        return {}
+    return {
+        pod["metadata"]["name"]: sum(c["restartCount"] for c in pod["status"].get("containerStatuses") or [])
+        for pod in pods
+    }
+
+
+def operator_ready(kube: Kube) -> bool:
+    pods = kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator")
+    assert pods, "no pod of the operator"
+    assert all(ready(pod) for pod in pods), [pod["status"].get("conditions") for pod in pods]
+    return True
+
+
+def wait_operator(kube: Kube, seconds: float = 60) -> None:
+    wait_for("the operator is Ready", seconds, lambda: operator_ready(kube))

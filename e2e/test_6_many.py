@@ -1,0 +1,105 @@
+"""Many pools at once."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from conftest import NAMESPACE, SYSTEM, Facts, wait_operator
+from kube import Kube, Object, wait_for
+from pools import API_VERSION, dram
+
+NOWHERE = {"e2e.kvpool.dev/none": "yes"}
+
+
+def bodies(prefix: str, count: int) -> list[Object]:
+    """Pools that select no node: the operator has all of its work with them, and the nodes have none."""
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": "KVPool",
+            "metadata": {"name": f"{prefix}-{number}", "namespace": NAMESPACE, "labels": {"e2e": prefix}},
+            "spec": {"tiers": [dram(capacity="32Mi")], "nodeSelector": NOWHERE, "deletionPolicy": "Delete"},
+        }
+        for number in range(count)
+    ]
+
+
+def all_observed(kube: Kube, prefix: str, count: int) -> bool:
+    pools = kube.all("kvpools.kvpool.dev", NAMESPACE, f"e2e={prefix}")
+    done = [
+        pool
+        for pool in pools
+        if (pool.get("status") or {}).get("observedGeneration") == pool["metadata"]["generation"]
+        and any(c["reason"] == "NoNodes" for c in pool["status"]["conditions"])
+    ]
+    assert len(done) == count, f"{len(done)} of {count} pools have a status"
+    return True
+
+
+def delete_all(kube: Kube, prefix: str) -> None:
+    kube.kubectl(
+        "delete", "kvpools.kvpool.dev", "-n", NAMESPACE, "-l", f"e2e={prefix}", "--timeout=90s", seconds=120
+    )
+    left = [
+        ds["metadata"]["name"] for ds in kube.all("ds", NAMESPACE) if f"-{prefix}-" in ds["metadata"]["name"]
+    ]
+    wait_for(
+        "their DaemonSets are collected",
+        60,
+        lambda: not [d for d in kube.all("ds", NAMESPACE) if d["metadata"]["name"] in left],
+    )
+    volumes = [v["metadata"]["name"] for v in kube.all("pv") if f"-{prefix}-" in v["metadata"]["name"]]
+    assert not volumes
+
+
+def test_50_pools_come_and_go(kube: Kube, release: str, facts: Facts) -> None:
+    begun = time.monotonic()
+    kube.apply(*bodies("many", 50))
+    wait_for("50 pools have a status", 60, lambda: all_observed(kube, "many", 50))
+    made = time.monotonic() - begun
+    begun = time.monotonic()
+    delete_all(kube, "many")
+    facts.tell(pools_50={"made_s": round(made, 1), "deleted_s": round(time.monotonic() - begun, 1)})
+
+
+@pytest.mark.kills_operator
+def test_fresh_operator_reconciles_100_pools_and_then_is_silent(
+    kube: Kube, release: str, facts: Facts
+) -> None:
+    scale = ("scale", "deploy", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
+    kube.kubectl(*scale, "--replicas=0")
+    kube.apply(*bodies("hundred", 100))
+    kube.kubectl(*scale, "--replicas=1")
+    wait_operator(kube)
+    begun = time.monotonic()
+    wait_for("100 pools have a status", 60, lambda: all_observed(kube, "hundred", 100))
+    seconds = time.monotonic() - begun
+    time.sleep(5)
+    before = writes(kube)
+    time.sleep(15)
+    written = {key: count - before.get(key, 0) for key, count in writes(kube).items()}
+    silent = {key: count for key, count in written.items() if count}
+    kube.kubectl(*scale, "--replicas=2")
+    delete_all(kube, "hundred")
+    facts.tell(pools_100={"reconciled_s": round(seconds, 1), "writes_in_15_s_of_rest": sum(silent.values())})
+    assert seconds < 30
+    assert not silent, f"writes while nothing changed: {silent}"
+
+
+def writes(kube: Kube) -> dict[str, float]:
+    """What the apiserver counted of writes to what the operator owns; leases and events are not its."""
+    found: dict[str, float] = {}
+    wanted = {"kvpools", "kvpoolnodes", "daemonsets", "configmaps", "services", "serviceaccounts", "roles",
+              "rolebindings", "networkpolicies", "persistentvolumes", "persistentvolumeclaims"}  # fmt: skip
+    for line in kube.raw("/metrics").splitlines():
+        if not line.startswith("apiserver_request_total{"):
+            continue
+        labels, _, value = line.removeprefix("apiserver_request_total{").rpartition("} ")
+        known = dict(pair.split("=", 1) for pair in labels.replace('"', "").split(","))
+        if known["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE") and known["resource"] in wanted:
+            key = json.dumps([known["verb"], known["resource"], known.get("subresource", "")])
+            found[key] = found.get(key, 0) + float(value)
+    return found
