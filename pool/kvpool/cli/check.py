@@ -22,6 +22,7 @@ from kvpool.provision.apply import apply
 from kvpool.provision.observe import look_at
 from kvpool.provision.plan import Format, Shape, format_obstacle, in_this_version
 from kvpool.quantity import human_bytes, parse_quantity
+from kvpool.regions_here import RegionTarget
 from kvpool.spec import PoolSpec
 
 SCRUB_SLOTS = 1024  # a step between two looks at the progress
@@ -99,7 +100,7 @@ def fsck(
         raise typer.Exit(out.EXIT_FAILED)
 
 
-def _fsck(region: target.RegionTarget, host: int | None, *, repair: bool) -> dict[str, Any]:
+def _fsck(region: RegionTarget, host: int | None, *, repair: bool) -> dict[str, Any]:
     from kvpool.region import Region
 
     result: dict[str, Any] = {"tier": region.tier, "path": str(region.path)}
@@ -161,7 +162,7 @@ def scrub(
         raise typer.Exit(out.EXIT_FAILED)
 
 
-def _scrub(region: target.RegionTarget, shard: int, progress: out.Show) -> dict[str, Any]:
+def _scrub(region: RegionTarget, shard: int, progress: out.Show) -> dict[str, Any]:
     from kvpool.region import Region
 
     began = time.monotonic()
@@ -210,7 +211,7 @@ def dump(
         out.print_table(rows, numbers=("host", "extent", "slot", "count", "length_bytes", "age"))
 
 
-def _slots(region: target.RegionTarget, state: str | None) -> Iterator[dict[str, object]]:
+def _slots(region: RegionTarget, state: str | None) -> Iterator[dict[str, object]]:
     from kvpool.region import Region
 
     with Region.open_read_only(region.path) as opened:

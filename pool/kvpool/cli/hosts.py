@@ -14,6 +14,7 @@ from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
 from kvpool.errors import KvpoolError, RegionBusyError
 from kvpool.litmus import ROUNDS, Litmus, Verdict
+from kvpool.regions_here import RegionTarget
 from kvpool.report import PeerLitmus
 
 if TYPE_CHECKING:
@@ -149,13 +150,13 @@ def adopt(
         )
 
 
-def _shared(region: target.RegionTarget) -> bool:
+def _shared(region: RegionTarget) -> bool:
     from kvpool.region import Region
 
     return Region.inspect(region.path).hosts > 1
 
 
-def _adopt(region: target.RegionTarget, host: int, shard: int, epoch: int, *, force: bool) -> dict[str, Any]:
+def _adopt(region: RegionTarget, host: int, shard: int, epoch: int, *, force: bool) -> dict[str, Any]:
     from kvpool.region import Region
 
     with Region.attach(region.path, host=host, role="tool") as attached:
@@ -171,7 +172,7 @@ def _adopt(region: target.RegionTarget, host: int, shard: int, epoch: int, *, fo
     return {"tier": region.tier, "path": str(region.path), **asdict(done)}
 
 
-def _refuse_living(attached: Region, region: target.RegionTarget, owner: int, shard: int) -> None:
+def _refuse_living(attached: Region, region: RegionTarget, owner: int, shard: int) -> None:
     """Raises: RegionBusyError while the daemon of the shard's owner beats."""
     first = attached.heartbeat_of(owner)
     if first == 0:

@@ -21,7 +21,6 @@ from kvpool import paths
 from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
-from kvpool.cli.view import live_engines
 from kvpool.daemon.lock import holder, stop
 from kvpool.daemon.log import log_to_stderr
 from kvpool.daemon.loop import serve
@@ -30,7 +29,9 @@ from kvpool.provision import provision, real_regions
 from kvpool.provision.plan import Action, Await, Format, Keep, Skip
 from kvpool.provision.remove import region_paths, remove
 from kvpool.quantity import human_bytes
+from kvpool.regions_here import hosts_here, regions_of
 from kvpool.spec import PoolSpec
+from kvpool.view import live_engines
 
 LOG_TAIL_BYTES = 2000
 TERMINATE_S = 10.0
@@ -233,7 +234,7 @@ def down(
     Blocks are kept for the next `kvpool up`, unless --delete or deletionPolicy: Delete says otherwise.
     """
     spec = target.pool(name, file)
-    hosts = target.hosts_here(spec)
+    hosts = hosts_here(spec)
     if host is not None and delete:  # half of a pool cannot be deleted: shared regions belong to all hosts
         out.wrong_use("--delete removes the whole pool; leave --host out.")
     deleting = host is None and (delete or spec.deletion_policy == "Delete")
@@ -264,7 +265,7 @@ def _refuse_while_used(spec: PoolSpec) -> None:
 def _print_down(
     spec: PoolSpec, stopped: list[dict[str, Any]], removed: list[Path], deleted: bool, output: Output
 ) -> None:
-    kept = [] if deleted else [str(r.path) for r in target.regions_of(spec) if r.path.exists()]
+    kept = [] if deleted else [str(r.path) for r in regions_of(spec) if r.path.exists()]
     if output is Output.JSON:
         result = {"name": spec.name, "stopped": stopped, "removed": [str(p) for p in removed], "kept": kept}
         out.print_json(result)

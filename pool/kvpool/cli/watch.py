@@ -15,11 +15,11 @@ from kvpool import paths
 from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
-from kvpool.cli.view import PoolView, look
 from kvpool.explain import Explanation, Reason
 from kvpool.explain import explain as explained
 from kvpool.quantity import human_bytes
 from kvpool.spec import PoolSpec
+from kvpool.view import PoolView, look
 
 CLEAR = "\x1b[H\x1b[2J"
 EVENTS_SHOWN = 5  # the last ones; --output json has all that the daemons keep

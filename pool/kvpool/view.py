@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool import paths
-from kvpool.cli import target
-from kvpool.cli.target import RegionTarget
 from kvpool.daemon import snapshot
 from kvpool.daemon.lock import holder
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import KvpoolError
 from kvpool.provision.plan import in_this_version
+from kvpool.regions_here import RegionTarget, hosts_here, regions_of
 from kvpool.report import Counters, NamespaceUsage
 from kvpool.spec import PoolSpec
 
@@ -70,7 +69,7 @@ class PoolView:
         """Ready, Degraded (works, but something is wrong), Stopped (blocks are kept), Absent (no region), or
         Failed (no region can be opened)."""
         if not self.tiers:
-            exists = any(region.path.exists() for region in target.regions_of(self.spec))
+            exists = any(region.path.exists() for region in regions_of(self.spec))
             return "Failed" if exists else "Absent"
         if not any(host["running"] for host in self.hosts):
             return "Stopped"
@@ -91,12 +90,12 @@ class PoolView:
 
 def look(spec: PoolSpec) -> PoolView:
     """A fresh look at a pool."""
-    view = PoolView(spec, hosts=[_host(spec, host) for host in target.hosts_here(spec)])
+    view = PoolView(spec, hosts=[_host(spec, host) for host in hosts_here(spec)])
     for tier in spec.tiers:
         why_not = in_this_version(tier)
         if why_not is not None and not tier.optional:
             view.absent[tier.name] = why_not
-    for region in target.regions_of(spec):
+    for region in regions_of(spec):
         assert region.tier is not None
         try:
             view.tiers.append(_snapshot(spec, region))
@@ -173,7 +172,7 @@ def _report(name: str, host: int) -> dict[str, Any] | None:
 def live_engines(spec: PoolSpec) -> dict[int, list[str]]:
     """The engine processes that are attached to the pool on this machine, and to which of its tiers."""
     engines: dict[int, list[str]] = {}
-    for region in target.regions_of(spec):
+    for region in regions_of(spec):
         if not region.path.exists() or region.tier is None:
             continue
         try:
