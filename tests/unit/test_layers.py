@@ -63,8 +63,9 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "kubernetes": ("kvpool_operator",),
     "kopf": ("kvpool_operator",),
     "fastapi": ("kvpool.api",),
-    "uvicorn": ("kvpool.api", "kvpool.cli"),
-    "redis": ("kvpool.index",),
+    "starlette": ("kvpool.api",),
+    "uvicorn": ("kvpool.api",),
+    "redis": ("kvpool.index", "kvpool.api.shared_history"),
 }
 
 OPERATOR_MAY_IMPORT = (

@@ -1,0 +1,243 @@
+"""Prometheus metrics: of every pool on the board, and of the API itself.
+
+Names and labels follow Prometheus's conventions: base units, `_total` on counters, labels from closed sets
+(a miss reason that this version does not know becomes "other"). What to do about each:
+docs/observability.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from kvpool.api.status import Board, PoolStatus, StatusSource
+from kvpool.outcomes import MissReason
+from kvpool.report import Counters
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REASONS = frozenset(reason.value for reason in MissReason)
+CONDITIONS = ("Ready", "Progressing", "Degraded", "Draining", "CoherenceVerified")
+_CONDITION_VALUES = {"True": 1, "False": 0}
+# Durations are counted by powers of two of nanoseconds; these are shown, from 1 us to 17 s.
+FIRST_BUCKET, LAST_BUCKET = 9, 33
+
+Sample = tuple[str, float]  # labels as text, value
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of pools. `samples` gives what one pool has of it, with the pool's labels."""
+
+    name: str
+    kind: str
+    text: str
+    samples: Callable[[PoolStatus, str, float], Iterable[Sample]]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _reasons(counts: dict[str, int], labels: str) -> Iterator[Sample]:
+    known: dict[str, int] = {}
+    for reason, count in counts.items():
+        name = reason if reason in REASONS else "other"
+        known[name] = known.get(name, 0) + count
+    for reason, count in sorted(known.items()):
+        yield f'{labels},reason="{reason}"', count
+
+
+def _tiers(field: str) -> Callable[[PoolStatus, str, float], Iterator[Sample]]:
+    def samples(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+        for tier in status.pool.tiers:
+            named = f'{labels},tier="{_escaped(tier.name)}",medium="{_escaped(tier.medium)}"'
+            yield named, getattr(tier, field)
+
+    return samples
+
+
+def _counted(field: str) -> Callable[[PoolStatus, str, float], Iterator[Sample]]:
+    """A counter that only a source that sees into the regions knows."""
+
+    def samples(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+        if status.namespaces is not None:
+            yield labels, getattr(status.counters, field)
+
+    return samples
+
+
+def _nodes(
+    value: Callable[[PoolStatus, int, float], float],
+) -> Callable[[PoolStatus, str, float], Iterator[Sample]]:
+    def samples(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+        for i, node in enumerate(status.nodes):
+            yield f'{labels},node="{_escaped(node.node_name or node.name)}"', value(status, i, now)
+
+    return samples
+
+
+def _conditions(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    for condition in status.pool.conditions:
+        if condition.type in CONDITIONS:
+            yield f'{labels},type="{condition.type}"', _CONDITION_VALUES.get(condition.status, -1)
+
+
+def _hit_ratio(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    if status.pool.lookups:
+        yield labels, min(status.pool.hits, status.pool.lookups) / status.pool.lookups
+
+
+def _saved_tokens(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    if status.pool.saved is not None:
+        yield labels, status.pool.saved.tokens
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("kvpool_lookups_total", "counter", "Blocks looked up", lambda s, at, _: [(at, s.pool.lookups)]),
+    Family("kvpool_hits_total", "counter", "Blocks served", lambda s, at, _: [(at, s.pool.hits)]),
+    Family(
+        "kvpool_misses_total", "counter", "Blocks not served", lambda s, at, _: _reasons(s.pool.misses, at)
+    ),
+    Family("kvpool_hit_ratio", "gauge", "Share of all looked-up blocks that were served, 0 to 1", _hit_ratio),
+    Family("kvpool_saved_tokens_total", "counter", "Prompt tokens loaded instead of computed", _saved_tokens),
+    Family("kvpool_stored_blocks_total", "counter", "Blocks stored", _counted("stored")),
+    Family("kvpool_loaded_bytes_total", "counter", "Bytes loaded", _counted("bytes_loaded")),
+    Family("kvpool_stored_bytes_total", "counter", "Bytes stored", _counted("bytes_stored")),
+    Family(
+        "kvpool_declined_blocks_total",
+        "counter",
+        "Blocks that the pool did not take",
+        lambda s, at, _: _reasons(s.counters.declined, at),
+    ),
+    Family(
+        "kvpool_damaged_blocks_total", "counter", "Damaged blocks that scrubbing found", _counted("scrub_bad")
+    ),
+    Family(
+        "kvpool_reaped_slots_total", "counter", "Slots freed after processes that died", _counted("reaped")
+    ),
+    Family("kvpool_tier_capacity_bytes", "gauge", "Bytes that a tier can hold", _tiers("capacity_bytes")),
+    Family("kvpool_tier_used_bytes", "gauge", "Bytes in use, padding included", _tiers("used_bytes")),
+    Family("kvpool_tier_blocks", "gauge", "Blocks that can be found now", _tiers("blocks")),
+    Family("kvpool_tier_evictions_total", "counter", "Blocks removed to make room", _tiers("evictions")),
+    Family("kvpool_tier_lookups_total", "counter", "Blocks looked up in a tier", _tiers("lookups")),
+    Family("kvpool_tier_hits_total", "counter", "Blocks served by a tier", _tiers("hits")),
+    Family(
+        "kvpool_nodes_desired",
+        "gauge",
+        "Nodes that should run the pool",
+        lambda s, at, _: [(at, s.pool.nodes.desired)],
+    ),
+    Family("kvpool_nodes_ready", "gauge", "Nodes that run it", lambda s, at, _: [(at, s.pool.nodes.ready)]),
+    Family(
+        "kvpool_nodes_out_of_date",
+        "gauge",
+        "Nodes that run an older specification",
+        lambda s, at, _: [(at, s.pool.nodes.out_of_date)],
+    ),
+    Family(
+        "kvpool_node_ready",
+        "gauge",
+        "1 when the node serves the pool",
+        _nodes(lambda s, i, _: s.nodes[i].ready),
+    ),
+    Family(
+        "kvpool_node_age_seconds",
+        "gauge",
+        "Seconds since the node's last news",
+        _nodes(lambda s, i, now: max(0.0, now - s.nodes_at.get(s.nodes[i].name, s.observed_at))),
+    ),
+    Family("kvpool_condition", "gauge", "1 true, 0 false, -1 not known", _conditions),
+    Family(
+        "kvpool_status_age_seconds",
+        "gauge",
+        "Seconds since the pool's last news",
+        lambda s, at, now: [(at, s.age_s(now))],
+    ),
+)
+
+
+def _labels(status: PoolStatus) -> str:
+    return f'namespace="{_escaped(status.key.namespace)}",pool="{_escaped(status.key.name)}"'
+
+
+def _value(value: float) -> str:
+    return str(int(value)) if isinstance(value, (bool, int)) else repr(float(value))
+
+
+async def pool_metrics(board: Board, now: float) -> str:
+    """All pools as text. It gives the event loop a turn between families."""
+    statuses = [(status, _labels(status)) for key in board.known() if (status := board.get(key))]
+    lines: list[str] = []
+    for family in FAMILIES:
+        lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} {family.kind}"]
+        for number, (status, labels) in enumerate(statuses):
+            lines += [f"{family.name}{{{at}}} {_value(v)}" for at, v in family.samples(status, labels, now)]
+            if number % 100 == 99:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    for name, text, which in (
+        ("kvpool_load_duration_seconds", "Duration of load calls", lambda c: c.load_latency),
+        ("kvpool_store_duration_seconds", "Duration of store calls", lambda c: c.store_latency),
+        ("kvpool_lookup_duration_seconds", "Duration of lookup calls", lambda c: c.lookup_latency),
+    ):
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+        for status, labels in statuses:
+            if status.namespaces is not None:
+                lines += _histogram(name, labels, status.counters, which)
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(
+    name: str, labels: str, counters: Counters, which: Callable[[Counters], list[int]]
+) -> Iterator[str]:
+    """The counts of calls as a cumulative histogram. The sum is made from the middles of the buckets."""
+    counts, seen, total_s = which(counters), 0, 0.0
+    for i, count in enumerate(counts):
+        seen += count
+        total_s += count * 1.5 * 2.0**i / 1e9
+        if FIRST_BUCKET <= i <= LAST_BUCKET:
+            yield f'{name}_bucket{{{labels},le="{2.0 ** (i + 1) / 1e9:.9g}"}} {seen}'
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {seen}'
+    yield f"{name}_sum{{{labels}}} {total_s!r}"
+    yield f"{name}_count{{{labels}}} {seen}"
+
+
+class ApiMetrics:
+    """What the API does, counted."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        names = ["route", "code"]
+        self._requests = Counter("kvpool_api_requests", "Requests answered", names, registry=self._registry)
+        self._durations = Histogram(
+            "kvpool_api_request_duration_seconds",
+            "Duration of requests",
+            ["route"],
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+            registry=self._registry,
+        )
+        self.streams = Gauge("kvpool_api_streams", "Open event streams", registry=self._registry)
+        self.skipped = Counter(
+            "kvpool_api_skipped_updates",
+            "Updates that a slow reader of a stream did not get, because a newer one replaced them",
+            registry=self._registry,
+        )
+        self._up = Gauge("kvpool_api_source_up", "1 when the source is up to date", registry=self._registry)
+        self._shared = Gauge(
+            "kvpool_api_history_shared", "1 when the history is the shared one", registry=self._registry
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        if not route.endswith("/events"):  # a stream lasts as long as somebody reads
+            self._durations.labels(route).observe(seconds)
+
+    def text(self, source: StatusSource, *, shared: bool) -> str:
+        self._up.set(source.readiness().ready)
+        self._shared.set(shared)
+        return str(generate_latest(self._registry).decode())

@@ -1,0 +1,94 @@
+"""The process that serves the API: where it listens, who may ask, and a clean end."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from kvpool.api.access import Access, OpenAccess, TokenAccess
+from kvpool.api.app import create_app
+from kvpool.api.guard import LOOPBACK_NAMES
+from kvpool.api.service import Service
+from kvpool.errors import KvpoolError
+
+DEFAULT_PORT = 9470
+TOKEN_ENV = "KVPOOL_API_TOKEN"
+END_S = 3  # what is still open after so long is cut off
+
+
+def is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def static_token(path: str | None) -> str | None:
+    """The token in a file, else in the environment. Raises: KvpoolError for a file that cannot be read."""
+    if path is None:
+        return os.environ.get(TOKEN_ENV) or None
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvpoolError(f"{path}: {error}. Expected a file that holds the API's token.") from None
+
+
+def access_for(address: str, token: str | None) -> Access:
+    """Open on loopback, with the token elsewhere.
+
+    Raises:  KvpoolError when others could read without a token.
+    """
+    if token is not None:
+        try:
+            return TokenAccess(token)
+        except ValueError as error:
+            raise KvpoolError(f"{error}.") from None
+    if is_loopback(address):
+        return OpenAccess()
+    raise KvpoolError(
+        f"{address} can be reached from other machines: set {TOKEN_ENV} or --token-file, "
+        "or listen on 127.0.0.1."
+    )
+
+
+def hosts_for(address: str, allowed: list[str]) -> frozenset[str] | None:
+    """The names by which the API may be asked: any, unless it is open to whoever reaches it."""
+    return LOOPBACK_NAMES | frozenset(allowed) if is_loopback(address) else None
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """A socket that listens. Raises: KvpoolError when the port is taken."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise KvpoolError(
+            f"the status API cannot listen on {address} port {port}: {error.strerror}. "
+            "Choose another with --port."
+        ) from None
+    return listener
+
+
+def serve(service: Service, listener: socket.socket) -> None:
+    """Answer requests until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=END_S,
+        timeout_keep_alive=30,
+        limit_concurrency=None,
+        h11_max_incomplete_event_size=32 * 1024,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
