@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 NATIVE := $(shell find pool/native -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' -o -name CMakeLists.txt \) 2>/dev/null)
 NATIVE_UNITS = $(filter-out pool/native/sim/%,$(filter %.cpp,$(NATIVE)))
 NATIVE_TEXT = $(filter %.cpp %.h,$(NATIVE)) $(wildcard tests/fuzz/*.cpp tests/sanitize/*.cpp tests/sanitize/*.h)
-QUICK := tests/unit tests/api tests/property tests/format tests/chart tests/damage tests/crash tests/bench
+QUICK := tests/unit tests/api tests/operator tests/property tests/format tests/chart tests/damage tests/crash tests/bench
 # Suites that do not exist yet are left out, not an error.
 existing = $(wildcard $(1))
 TIDY_DIR := build/tidy

@@ -38,7 +38,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--pull-secret", action="append", default=[], help="imagePullSecret; may be repeated")
     made.add_argument("--priority-class", default="", help="priorityClassName of the daemons")
     made.add_argument("--group", type=int, default=GROUP_ID, help="group that owns regions and folders")
-    made.add_argument("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"))
+    made.add_argument(
+        "--lease-namespace",
+        default=os.environ.get("POD_NAMESPACE", "default"),
+        help="the operator's own namespace: its lease, its webhook, the daemons",
+    )
     made.add_argument("--webhook-service", default="", help="Service of the webhook; empty: no webhook")
     made.add_argument("--webhook-port", type=int, default=9443)
     made.add_argument("--webhook-secret", default="kvpool-webhook", help="Secret that keeps its certificate")
@@ -83,6 +87,7 @@ async def _run(given: argparse.Namespace) -> int:
     cluster = await Cluster.connect()
     wanted = Settings(
         image=given.image,
+        namespace=given.lease_namespace,
         group_id=given.group,
         priority_class=given.priority_class,
         pull_policy=given.pull_policy,
@@ -108,7 +113,7 @@ async def _run(given: argparse.Namespace) -> int:
             settings=settings(server),
             standalone=True,
             clusterwide=not given.namespace,
-            namespaces=given.namespace,
+            namespaces=sorted({*given.namespace, given.lease_namespace}) if given.namespace else (),
             ready_flag=ready,
             stop_flag=stop,
         )

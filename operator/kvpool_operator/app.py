@@ -84,9 +84,14 @@ class Operator:
             self._add_all()
 
     def _add_all(self) -> None:
-        if self.leading:
-            for pool in self.cache.all(kinds.POOL):
-                self.queue.add((pool["metadata"]["namespace"], pool["metadata"]["name"]))
+        if not self.leading:
+            return
+        # Of the children too: a pool may have gone while nobody looked.
+        for kind in (kinds.POOL, *kinds.CHILDREN):
+            for body in self.cache.all(kind):
+                key = pool_key(kind, body)
+                if key is not None:
+                    self.queue.add(key)
 
     async def _work(self, key: PoolKey) -> None:
         if not self.leading:

@@ -163,6 +163,9 @@ def _hand_over(
     lost_indices = {member.index for member in lost}
     for shard in range(hosts):
         owner, epoch = _recorded(shard, everybody)
+        for index, held in claims.items():  # a member that was away may come back with a claim that is over
+            current = Claim(shard, epoch) if index == owner else None
+            claims[index] = [claim for claim in held if claim.shard != shard or claim == current]
         heir = _heir(shard, owner, kept, lost_indices, claims)
         if heir is not None and heir != owner:
             for index in claims:

@@ -21,7 +21,7 @@ def pool_key(kind: Kind, body: Mapping[str, Any]) -> PoolKey | None:
     if kind.name == "KVPool":
         return metadata["namespace"], metadata["name"]
     labels = metadata.get("labels") or {}
-    namespace = metadata.get("namespace") or labels.get(NAMESPACE_LABEL)
+    namespace = labels.get(NAMESPACE_LABEL)
     pool = labels.get(POOL_LABEL)
     return (namespace, pool) if namespace and pool else None
 

@@ -11,12 +11,12 @@ from kvpool_operator.objects import Object
 def desired(pool: PoolObject, settings: Settings, assignment: Assignment) -> list[Object]:
     """The same for the same input: applied twice, the second time changes nothing."""
     return [
-        objects.service_account(pool),
+        objects.service_account(pool, settings),
         objects.role(pool),
-        objects.role_binding(pool),
+        objects.role_binding(pool, settings),
         objects.config_map(pool),
-        objects.service(pool),
-        objects.network_policy(pool),
+        objects.service(pool, settings),
+        objects.network_policy(pool, settings),
         *objects.volumes(pool),
         *objects.claims(pool),
         *(objects.pool_node(pool, member) for member in assignment.members),

@@ -79,9 +79,7 @@ def _usable(name: str, body: Mapping[str, Any] | None) -> PoolObject:
         raise Skipped(f"KVPool {name} is not valid: {error}") from None
     if pool.devices:
         device = placed_path(pool.devices[0])
-        raise Skipped(
-            f"KVPool {name} lies on the device {device}, which a pod gets by a resource claim only."
-        )
+        raise Skipped(f"KVPool {name} lies on {device}: a pod gets a device by a resource claim only.")
     return pool
 
 

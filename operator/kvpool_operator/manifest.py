@@ -24,9 +24,9 @@ class Settings:
     """What the operator was started with, as far as pools see it."""
 
     image: str
+    namespace: str  # where the daemons run: the operator's own, for they need what `restricted` forbids
     group_id: int = GROUP_ID
     priority_class: str = ""
-    version: str = ""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
 

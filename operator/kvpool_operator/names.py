@@ -18,7 +18,7 @@ FINALIZER: Final = "kvpool.dev/pool"
 LEASE: Final = "kvpool-operator"
 
 POOL_LABEL: Final = "kvpool.dev/pool"
-NAMESPACE_LABEL: Final = "kvpool.dev/namespace"  # on cluster-scoped objects, which no namespace tells apart
+NAMESPACE_LABEL: Final = "kvpool.dev/namespace"  # the pool's: not all that belongs to it lies there
 NODE_LABEL: Final = "kvpool.dev/node"
 CONTAINERS_ANNOTATION: Final = "kvpool.dev/containers"
 INJECTED_ANNOTATION: Final = "kvpool.dev/injected"
@@ -92,13 +92,14 @@ def child(pool: str, part: str = "") -> str:
     return f"kvpool-{pool}-{part}" if part else f"kvpool-{pool}"
 
 
-def volume(namespace: str, pool: str, tier: str = "") -> str:
-    """The name of a PersistentVolume: cluster-scoped, so the namespace is in it.
+def outside(namespace: str, pool: str, part: str = "") -> str:
+    """The name of an object of `pool` that does not lie in the pool's namespace: at most 63 characters.
 
-    'a-b' with pool 'c' and 'a' with pool 'b-c' must differ, hence the digest.
+    Namespace 'a-b' with pool 'c' and 'a' with 'b-c' must differ, hence the digest.
     """
-    digest = hashlib.sha256(f"{namespace}/{pool}/{tier}".encode()).hexdigest()[:8]
-    return f"kvpool-{namespace}-{pool}{f'-{tier}' if tier else ''}-{digest}"
+    digest = hashlib.sha256(f"{namespace}/{pool}/{part}".encode()).hexdigest()[:8]
+    readable = f"kvpool-{namespace}-{pool}{f'-{part}' if part else ''}"
+    return f"{readable[: LABEL_MAX - 9].rstrip('-')}-{digest}"
 
 
 def label_value(text: str) -> str:

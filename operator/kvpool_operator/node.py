@@ -1,6 +1,6 @@
 """The node's daemon in a pod: `python -m kvpool_operator.node`. It serves one pool on one node.
 
-Environment: KVPOOL_POOL, NODE_NAME, POD_NAME, POD_NAMESPACE, KVPOOL_RUNTIME_DIR.
+Environment: KVPOOL_POOL, KVPOOL_NAMESPACE (the pool's), NODE_NAME, POD_NAME, KVPOOL_RUNTIME_DIR.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def identity_of(environment: Mapping[str, str]) -> Identity:
     """Who this daemon is. Raises: KvpoolError that names the variable."""
     found = {}
-    for name in ("POD_NAMESPACE", "KVPOOL_POOL", "NODE_NAME", "POD_NAME"):
+    for name in ("KVPOOL_NAMESPACE", "KVPOOL_POOL", "NODE_NAME", "POD_NAME"):
         found[name] = environment.get(name, "")
         if not found[name]:
             raise KvpoolError(
                 f"{name} is not set. The operator's DaemonSet sets it; by hand, see the module's text."
             )
     pool_dir(found["KVPOOL_POOL"])  # a name that can be one
-    return Identity(found["POD_NAMESPACE"], found["KVPOOL_POOL"], found["NODE_NAME"], found["POD_NAME"])
+    return Identity(found["KVPOOL_NAMESPACE"], found["KVPOOL_POOL"], found["NODE_NAME"], found["POD_NAME"])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from kvpool_operator.names import (
     RUNTIME_DIR,
     child,
     label_value,
-    volume,
+    outside,
 )
 
 Object = dict[str, Any]
@@ -41,6 +41,16 @@ def labels(pool: PoolObject) -> dict[str, str]:
         "app.kubernetes.io/component": "daemon",
         "app.kubernetes.io/managed-by": "kvpool-operator",
         POOL_LABEL: pool.name,
+        NAMESPACE_LABEL: pool.namespace,
+    }
+
+
+def selector(pool: PoolObject) -> dict[str, str]:
+    """The labels that pick a pool's daemons."""
+    return {
+        POOL_LABEL: pool.name,
+        NAMESPACE_LABEL: pool.namespace,
+        "app.kubernetes.io/component": "daemon",
     }
 
 
@@ -56,6 +66,7 @@ def owner(pool: PoolObject) -> Object:
 
 
 def _object(pool: PoolObject, kind: Kind, name: str = "", **rest: Any) -> Object:
+    """In the pool's namespace: owned by the pool, so the garbage collector removes it after the pool."""
     metadata: Object = {
         "name": name or child(pool.name),
         "namespace": pool.namespace,
@@ -65,8 +76,17 @@ def _object(pool: PoolObject, kind: Kind, name: str = "", **rest: Any) -> Object
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **rest}
 
 
-def service_account(pool: PoolObject) -> Object:
-    return _object(pool, kinds.SERVICE_ACCOUNT)
+def _beside(pool: PoolObject, kind: Kind, namespace: str, name: str = "", **rest: Any) -> Object:
+    """Elsewhere (`namespace` "": cluster-scoped): no owner can be named, so the operator removes it."""
+    made = _object(pool, kind, name or outside(pool.namespace, pool.name), **rest)
+    del made["metadata"]["ownerReferences"], made["metadata"]["namespace"]
+    if namespace:
+        made["metadata"]["namespace"] = namespace
+    return made
+
+
+def service_account(pool: PoolObject, settings: Settings) -> Object:
+    return _beside(pool, kinds.SERVICE_ACCOUNT, settings.namespace)
 
 
 def role(pool: PoolObject) -> Object:
@@ -82,12 +102,13 @@ def role(pool: PoolObject) -> Object:
     return _object(pool, kinds.ROLE, rules=rules)
 
 
-def role_binding(pool: PoolObject) -> Object:
+def role_binding(pool: PoolObject, settings: Settings) -> Object:
+    account = outside(pool.namespace, pool.name)
     return _object(
         pool,
         kinds.ROLE_BINDING,
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": child(pool.name)},
-        subjects=[{"kind": "ServiceAccount", "name": child(pool.name), "namespace": pool.namespace}],
+        subjects=[{"kind": "ServiceAccount", "name": account, "namespace": settings.namespace}],
     )
 
 
@@ -112,20 +133,20 @@ def config_map(pool: PoolObject) -> Object:
     return _object(pool, kinds.CONFIG_MAP, data=data)
 
 
-def service(pool: PoolObject) -> Object:
+def service(pool: PoolObject, settings: Settings) -> Object:
     """Headless: Prometheus finds every daemon by it."""
     spec = {
         "clusterIP": "None",
-        "selector": {POOL_LABEL: pool.name, "app.kubernetes.io/component": "daemon"},
+        "selector": selector(pool),
         "ports": [{"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics", "protocol": "TCP"}],
     }
-    return _object(pool, kinds.SERVICE, spec=spec)
+    return _beside(pool, kinds.SERVICE, settings.namespace, spec=spec)
 
 
-def network_policy(pool: PoolObject) -> Object:
+def network_policy(pool: PoolObject, settings: Settings) -> Object:
     """In: metrics and probes. Out: the API server and names."""
     spec = {
-        "podSelector": {"matchLabels": {POOL_LABEL: pool.name, "app.kubernetes.io/component": "daemon"}},
+        "podSelector": {"matchLabels": selector(pool)},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]}],
         "egress": [
@@ -133,7 +154,7 @@ def network_policy(pool: PoolObject) -> Object:
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
         ],
     }
-    return _object(pool, kinds.NETWORK_POLICY, spec=spec)
+    return _beside(pool, kinds.NETWORK_POLICY, settings.namespace, spec=spec)
 
 
 def volumes(pool: PoolObject) -> list[Object]:
@@ -167,11 +188,7 @@ def _volume(pool: PoolObject, part: str, path: str, kind: str) -> Object:
         },
         "hostPath": {"path": path, "type": kind},
     }
-    made = _object(pool, kinds.VOLUME, volume(pool.namespace, pool.name, part), spec=spec)
-    # Cluster-scoped: a namespaced owner would make the garbage collector delete it at once.
-    del made["metadata"]["namespace"], made["metadata"]["ownerReferences"]
-    made["metadata"]["labels"][NAMESPACE_LABEL] = pool.namespace
-    return made
+    return _beside(pool, kinds.VOLUME, "", outside(pool.namespace, pool.name, part), spec=spec)
 
 
 def claims(pool: PoolObject) -> list[Object]:
@@ -207,14 +224,13 @@ def pool_node(pool: PoolObject, member: Member) -> Object:
 
 
 def daemon_set(pool: PoolObject, settings: Settings) -> Object:
-    selector = {POOL_LABEL: pool.name, "app.kubernetes.io/component": "daemon"}
     spec = {
-        "selector": {"matchLabels": selector},
+        "selector": {"matchLabels": selector(pool)},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "revisionHistoryLimit": 3,
         "template": {"metadata": {"labels": labels(pool)}, "spec": _pod(pool, settings)},
     }
-    return _object(pool, kinds.DAEMON_SET, spec=spec)
+    return _beside(pool, kinds.DAEMON_SET, settings.namespace, spec=spec)
 
 
 def _pod(pool: PoolObject, settings: Settings) -> Object:
@@ -229,14 +245,11 @@ def _pod(pool: PoolObject, settings: Settings) -> Object:
         "command": ["python", "-m", "kvpool_operator.node"],
         "env": [
             {"name": "KVPOOL_POOL", "value": pool.name},
+            {"name": "KVPOOL_NAMESPACE", "value": pool.namespace},
             {"name": "KVPOOL_RUNTIME_DIR", "value": RUNTIME_DIR},
             *(
                 {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-                for name, path in (
-                    ("NODE_NAME", "spec.nodeName"),
-                    ("POD_NAME", "metadata.name"),
-                    ("POD_NAMESPACE", "metadata.namespace"),
-                )
+                for name, path in (("NODE_NAME", "spec.nodeName"), ("POD_NAME", "metadata.name"))
             ),
         ],
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
@@ -249,7 +262,7 @@ def _pod(pool: PoolObject, settings: Settings) -> Object:
         "securityContext": _container_security(pool),
     }
     pod: Object = {
-        "serviceAccountName": child(pool.name),
+        "serviceAccountName": outside(pool.namespace, pool.name),
         "terminationGracePeriodSeconds": GRACE_S,
         "containers": [container],
         "volumes": host_paths,

@@ -17,7 +17,7 @@ from kvpool_operator.client import ApiError, Cluster
 from kvpool_operator.compare import is_applied, marked
 from kvpool_operator.desired import desired
 from kvpool_operator.events import Events, now_text
-from kvpool_operator.kinds import CHILDREN, kind_of
+from kvpool_operator.kinds import CHILDREN, Kind, kind_of
 from kvpool_operator.manifest import PoolObject, Settings
 from kvpool_operator.names import (
     API_VERSION,
@@ -113,9 +113,7 @@ class Reconciler:
                     continue
                 if not _is_ours(live, pool.uid):
                     continue
-                await self.cluster.delete(
-                    kind, live["metadata"].get("namespace"), name, live["metadata"]["uid"]
-                )
+                await self._delete(kind, live)
                 log.info("deleted pool=%s/%s kind=%s name=%s", *key, kind.name, name)
         if not problems:
             return ""
@@ -256,19 +254,23 @@ class Reconciler:
         return patched
 
     async def _sweep(self, key: PoolKey) -> None:
-        """Delete what no garbage collector does: the cluster-scoped volumes of a pool that is gone."""
-        for live in self.cache.of_pool(kinds.VOLUME, key):
-            if not live["metadata"].get("deletionTimestamp"):
-                await self.cluster.delete(
-                    kinds.VOLUME, None, live["metadata"]["name"], live["metadata"]["uid"]
-                )
+        """Delete what no garbage collector does: what a pool that is gone has outside of its namespace."""
+        everything = [(kind, live) for kind in CHILDREN for live in self.cache.of_pool(kind, key)]
+        for kind, live in reversed(everything):
+            metadata = live["metadata"]
+            if not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp"):
+                await self._delete(kind, live)
+
+    async def _delete(self, kind: Kind, live: Mapping[str, Any]) -> None:
+        metadata = live["metadata"]
+        await self.cluster.delete(kind, metadata.get("namespace"), metadata["name"], metadata["uid"])
 
 
 def _is_ours(live: Mapping[str, Any], uid: str) -> bool:
-    """Whether an object was made for this very pool. A cluster-scoped one has no owner to tell."""
+    """Whether an object was made for this very pool. One that lies elsewhere has no owner to tell."""
     owners = live["metadata"].get("ownerReferences") or []
-    labels = live["metadata"].get("labels") or {}
-    if not live["metadata"].get("namespace"):
+    if not owners:
+        labels = live["metadata"].get("labels") or {}
         return labels.get("app.kubernetes.io/managed-by") == "kvpool-operator"
     return any(owner.get("uid") == uid for owner in owners)
 

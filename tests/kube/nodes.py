@@ -180,7 +180,7 @@ class Node:
             "KVPOOL_POOL": self.pool,
             "NODE_NAME": self.name,
             "POD_NAME": f"pod-on-{self.name}",
-            "POD_NAMESPACE": self.namespace,
+            "KVPOOL_NAMESPACE": self.namespace,
             "KVPOOL_NODE_NAME": self.name,
             **self.environment,
         }
