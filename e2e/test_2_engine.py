@@ -37,6 +37,8 @@ def environment(own: Cluster, target: Target, release: str) -> Iterator[tuple[st
     subprocess.run(
         [python, ROOT / "demo" / "model.py", model, "--shape", "tiny"], check=True, capture_output=True
     )
+    for file in model.iterdir():  # engines in pods are somebody else
+        file.chmod(0o644)
     where = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,

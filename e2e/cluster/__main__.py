@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         cluster = Cluster()
         for name, machine in cluster.machines.items():
             print(name, "on" if machine.is_on() else "off")
-        if cluster.machines["cp"].is_on():
+        if cluster.is_up():
             print(cluster.kubectl("get", "nodes", "-o", "wide"), end="")
     elif word == "load":
         Cluster().load([Path(name) for name in rest])

@@ -31,6 +31,7 @@ class Machine:
         self.name = name
         self.netns = places.netns(name)
         self.folder = places.state / name
+        self._child: subprocess.Popen[bytes] | None = None  # when this very process has booted it
 
     # --- power ----------------------------------------------------------------------------------------------
 
@@ -61,6 +62,9 @@ class Machine:
         """The power cut; also tidies up what a crash left. Nothing happens when there is nothing."""
         for name in ("init", "outer"):
             self._kill(name)
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
         if Path("/run/netns", self.netns).exists():
             run("ip", "netns", "del", self.netns)
         self._remove_cgroups()
@@ -87,6 +91,7 @@ class Machine:
                 env=environment,
                 start_new_session=True,
             )
+        self._child = outer
         self._record("outer", outer.pid)
 
         def ready() -> bool:
@@ -162,7 +167,7 @@ class Machine:
     def _pid(self, name: str) -> int | None:
         """The recorded process, when it still lives. The start time tells it from a later one."""
         pid, _, since = _read(self.folder / "pid" / name).strip().partition(" ")
-        return int(pid) if pid and since and _started(int(pid)) == since else None
+        return int(pid) if pid and since and _started(int(pid)) == since and _runs(int(pid)) else None
 
     def _needed_pid(self) -> int:
         pid = self._pid("init")

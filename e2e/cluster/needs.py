@@ -50,4 +50,5 @@ def missing(built: bool) -> list[str]:
 
 
 def _has(program: str) -> bool:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+    folders = (os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/go/bin")
+    return shutil.which(program, path=":".join(folders)) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from .places import HERE, ClusterError, Places, say
 
 KUBERNETES = "v1.34.4"
+GO_HOME = "/usr/local/go/bin"  # where Go's own installation puts it, which is not on everybody's PATH
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def build(places: Places) -> None:
 
 def _build(places: Places, folder: Path, module: Module, commands: Sequence[str]) -> None:
     environment = os.environ | {
+        "PATH": f"{os.environ['PATH']}:{GO_HOME}",
         "GOFLAGS": "-mod=mod -buildvcs=false",
         "CGO_ENABLED": "0",
         "GOTOOLCHAIN": "local",
@@ -161,7 +164,12 @@ def _kubernetes_version_flags(version: str) -> str:
 def _go(folder: Path, environment: Mapping[str, str], *arguments: str) -> str:
     with _alive(f"go {arguments[0]} {arguments[-1]}"):
         done = subprocess.run(
-            ["go", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+            [shutil.which("go", path=environment["PATH"]) or "go", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
