@@ -31,7 +31,6 @@ class Machine:
         self.name = name
         self.netns = places.netns(name)
         self.folder = places.state / name
-        self._child: subprocess.Popen[bytes] | None = None  # when this very process has booted it
 
     # --- power ----------------------------------------------------------------------------------------------
 
@@ -62,9 +61,6 @@ class Machine:
         """The power cut; also tidies up what a crash left. Nothing happens when there is nothing."""
         for name in ("init", "outer"):
             self._kill(name)
-        if self._child is not None:
-            self._child.wait()
-            self._child = None
         if Path("/run/netns", self.netns).exists():
             run("ip", "netns", "del", self.netns)
         self._remove_cgroups()
@@ -82,22 +78,25 @@ class Machine:
             "CACHE": str(self.places.cache),
         }
         log = self.folder / "log" / "init.log"
-        with log.open("w") as out:
-            outer = subprocess.Popen(
-                ["bash", SCRIPT, "enter", self.netns, *cgroups],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=environment,
-                start_new_session=True,
-            )
-        self._child = outer
-        self._record("outer", outer.pid)
+        command = ["bash", str(SCRIPT), "enter", self.netns, *cgroups]
+        # No Popen: the process outlives this one, and whoever made it.
+        outer = os.posix_spawnp(
+            command[0],
+            command,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        self._record("outer", outer)
 
         def ready() -> bool:
-            if outer.poll() is not None:
+            if not _runs(outer):
                 raise ClusterError(f"machine {self.name} did not start:\n{log.read_text()[-800:]}")
-            children = _read(f"/proc/{outer.pid}/task/{outer.pid}/children").split()
+            children = _read(f"/proc/{outer}/task/{outer}/children").split()
             if not children or not Path(f"/proc/{children[0]}/root/run/machine/ready").exists():
                 return False
             self._record("init", int(children[0]))
@@ -181,6 +180,8 @@ class Machine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             wait_until(f"process {pid} of machine {self.name} ends", 60, lambda: not _runs(pid), every=0.02)
+            with contextlib.suppress(ChildProcessError):  # when it was this process that made it
+                os.waitpid(pid, os.WNOHANG)
         (self.folder / "pid" / name).unlink(missing_ok=True)
 
     # --- cgroups --------------------------------------------------------------------------------------------
