@@ -1,0 +1,57 @@
+{{/* What the operator may do in the namespaces of the pools. What it grants to daemons it has to have itself. */}}
+{{- define "kvpool.operator.rules" -}}
+- apiGroups: [kvpool.dev]
+  resources: [kvpools]
+  verbs: [get, list, watch, patch]
+- apiGroups: [kvpool.dev]
+  resources: [kvpools/finalizers]
+  verbs: [update]
+- apiGroups: [kvpool.dev]
+  resources: [kvpools/status]
+  verbs: [get, patch]
+- apiGroups: [kvpool.dev]
+  resources: [kvpoolnodes]
+  verbs: [get, list, watch, create, patch, delete]
+# Only to hand it on: a daemon writes the status of its node.
+- apiGroups: [kvpool.dev]
+  resources: [kvpoolnodes/status]
+  verbs: [get, patch, update]
+- apiGroups: [""]
+  resources: [configmaps, services, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [daemonsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* What it may do to objects that belong to no namespace. */}}
+{{- define "kvpool.operator.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [persistentvolumes]
+  verbs: [get, list, watch, create, patch, delete]
+{{- if and .Values.webhook.enabled (not .Values.webhook.certManager.enabled) }}
+# To put the authority of its own certificate there.
+- apiGroups: [admissionregistration.k8s.io]
+  resources: [mutatingwebhookconfigurations]
+  resourceNames: [{{ include "kvpool.clustername" . }}]
+  verbs: [get, patch]
+{{- end }}
+{{- end }}
+
+{{- define "kvpool.api.rules" -}}
+- apiGroups: [kvpool.dev]
+  resources: [kvpools, kvpoolnodes]
+  verbs: [get, list, watch]
+{{- end }}
