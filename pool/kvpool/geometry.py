@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +15,13 @@ from kvpool.errors import GeometryError
 
 Coherence = Literal["hardware", "software"]
 
+_ROOM_WORTH = 0.95  # of the blocks that would fit without room to grow
+
 # What the native core can be asked; what makes sense it says itself.
 BYTES_MAX, COUNT_MAX = 2**63 - 1, 2**32 - 1
 _NUMBERS = (
     "capacity_bytes",
+    "room_bytes",
     "min_block_bytes",
     "extent_bytes",
     "align_bytes",
@@ -31,7 +36,8 @@ class Geometry:
     """What a region is formatted for. Sizes in bytes; `hosts` shards of equal size, one a host.
 
     `extent_bytes` None: a 64th of a shard. `align_bytes` None: what the medium needs. Blocks smaller than
-    `min_block_bytes` waste the rest.
+    `min_block_bytes` waste the rest. `room_bytes`: what the capacity may grow to later; as a file it takes no
+    more space until then, but its directory has to be as large as that needs.
     """
 
     capacity_bytes: int
@@ -42,6 +48,42 @@ class Geometry:
     namespaces: int = 256
     align_bytes: int | None = None
     coherence: Coherence = "hardware"
+    room_bytes: int | None = None
+
+    @property
+    def region_bytes(self) -> int:
+        """What the region is laid out for."""
+        return max(self.capacity_bytes, self.room_bytes or 0)
+
+    def with_room(self, path: str | Path, room_bytes: int) -> Geometry:
+        """The same with room to grow: up to `room_bytes`, or less where the directory for it costs much."""
+        plain = self.plan(path)
+        extents, slots = int(plain["extent_count"]), int(plain["slots_per_extent"])
+        usable = extents * int(plain["extent_payload_bytes"])
+        room = room_bytes
+        while room > self.capacity_bytes:
+            larger = replace(self, room_bytes=room)
+            if self.extent_bytes is None:
+                larger = larger._with_extents(path, extents, slots)
+            with contextlib.suppress(GeometryError):
+                plan = larger.plan(path)
+                left = extents_within(plan, self.capacity_bytes) * int(plan["extent_payload_bytes"])
+                if left >= usable * _ROOM_WORTH:
+                    return larger
+            room //= 2
+        return self
+
+    def _with_extents(self, path: str | Path, extents: int, slots_most: int) -> Geometry:
+        """With the largest extents of which so many fit into the capacity: none is to be cut off at its end."""
+        least, most = 1, slots_most
+        while least < most:
+            slots = (least + most + 1) // 2
+            plan = replace(self, extent_bytes=slots * self.min_block_bytes).plan(path)
+            if extents_within(plan, self.capacity_bytes) >= extents:
+                least = slots
+            else:
+                most = slots - 1
+        return replace(self, extent_bytes=least * self.min_block_bytes)
 
     def arguments(self, path: str | None) -> dict[str, Any]:
         """What the native core is asked for. Raises GeometryError for a number too large to tell it."""
@@ -52,7 +94,7 @@ class Geometry:
         if self.coherence not in ("hardware", "software"):
             raise GeometryError(f"coherence: {self.coherence!r}; it must be hardware or software")
         return {
-            "region_bytes": self.capacity_bytes,
+            "region_bytes": self.region_bytes,
             "hosts": self.hosts,
             "slot_bytes_min": self.min_block_bytes,
             "extent_bytes": self.extent_bytes or 0,
@@ -71,9 +113,21 @@ class Geometry:
         return plan
 
 
+def extents_within(plan: Mapping[str, int | str], capacity_bytes: int) -> int:
+    """How many extents of a shard lie within its share of `capacity_bytes` of the region."""
+    n = {key: value for key, value in plan.items() if isinstance(value, int)}
+    if capacity_bytes >= n["region_bytes"]:
+        return n["extent_count"]
+    share = (capacity_bytes - n["shard_offset"]) // n["host_count"]
+    return max(0, min(n["extent_count"], (share - n["extent_offset"]) // n["extent_whole_bytes"]))
+
+
 @dataclass(frozen=True, slots=True)
 class RegionInfo:
-    """What a region's superblock says."""
+    """What a region's superblock says.
+
+    `capacity_bytes` is what the region was laid out for, `smallest_bytes` what it can shrink to.
+    """
 
     path: str
     uuid: str
@@ -90,6 +144,7 @@ class RegionInfo:
     namespaces: int
     superblock_copies_ok: int
     created_unix_s: int
+    smallest_bytes: int
 
 
 def region_info(path: str, d: dict[str, int | str]) -> RegionInfo:
@@ -110,6 +165,7 @@ def region_info(path: str, d: dict[str, int | str]) -> RegionInfo:
         namespaces=n["namespace_count"],
         superblock_copies_ok=n["superblock_copies_right"],
         created_unix_s=n["created_unix_s"],
+        smallest_bytes=n["shard_offset"] + n["host_count"] * (n["extent_offset"] + n["extent_whole_bytes"]),
     )
 
 

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from kvpool import _native
 from kvpool.buffers import Blocks, to_native
 from kvpool.errors import FencedError, GeometryError, KvpoolError, RegionBusyError
-from kvpool.geometry import BYTES_MAX, COUNT_MAX, region_info
+from kvpool.geometry import BYTES_MAX, COUNT_MAX, extents_within, region_info
 from kvpool.geometry import Coherence as Coherence
 from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
@@ -36,6 +36,7 @@ from kvpool.report import (
     PeerLitmus,
     ReapReport,
     RepairReport,
+    ResizeReport,
     ScrubReport,
     ShardOwner,
     SlotInfo,
@@ -101,7 +102,7 @@ class Region:
         """
         path = os.fspath(path)
         arguments = geometry.arguments(path)
-        _native.plan(**arguments)  # sizes first: a wrong one must not leave a file behind
+        plan = _native.plan(**arguments)  # sizes first: a wrong one must not leave a file behind
         zeroed = False
         if os.path.exists(path):
             mode = os.stat(path).st_mode
@@ -132,12 +133,15 @@ class Region:
                     raise os_error(path, e, "be replaced") from e
         if not os.path.exists(path):
             require_space(path, geometry.capacity_bytes, preallocate, reuse=0)
-            allocate(path, geometry.capacity_bytes, preallocate, progress)
+            filled = _filled(plan, geometry.capacity_bytes) if preallocate else []
+            allocate(path, geometry.region_bytes, filled, progress)
             zeroed = True
         try:
             _native.format(
                 path=path, lock_path=default_lock_path(path), force=force, zeroed=zeroed, **arguments
             )
+            if geometry.region_bytes > geometry.capacity_bytes:
+                _native.limit_region(path, geometry.capacity_bytes)
         except BaseException:
             if zeroed:
                 os.unlink(path)
@@ -215,8 +219,8 @@ class Region:
 
     @property
     def capacity_bytes(self) -> int:
-        """The size of the whole region, directory included."""
-        return self.info.capacity_bytes
+        """The bytes of the whole region that may be used now, directory included."""
+        return self._native.capacity_bytes()
 
     # -- blocks ------------------------------------------------------------------------------------------
 
@@ -364,6 +368,25 @@ class Region:
             )
         return self._native.evict(used_fraction, min(blocks_max, BYTES_MAX))
 
+    def resize(self, capacity_bytes: int, *, budget_s: float = 0.05) -> ResizeReport:
+        """Goes towards another capacity, within `RegionInfo.smallest_bytes` and `capacity_bytes`.
+
+        One call takes about `budget_s`; call again until the report says that it is done. Shrinking evicts
+        what lies in the part that goes, and gives its memory back to the medium; growing takes memory first.
+        Concerns this host's shard only. Others may use the region meanwhile.
+
+        Raises: MediumUnavailable when there is no memory to grow, GeometryError.
+        """
+        return ResizeReport(*self._native.resize(capacity_bytes, int(budget_s * 1e9)))
+
+    def set_closed(self, closed: bool) -> None:
+        """Whether processes of this host store nothing new: what they offer is declined as fenced."""
+        self._native.set_closed(closed)
+
+    def acknowledged_epoch(self, shard: int) -> int:
+        """Up to which claims on `shard` this host has said that it stopped writing there."""
+        return self._native.acknowledged_epoch(shard)
+
     def reap(self) -> ReapReport:
         """Cleans up after processes of this host that died without saying goodbye."""
         return ReapReport(*self._native.reap())
@@ -479,6 +502,15 @@ def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
                     "Nothing was changed. Give each machine its own host number "
                     "(KVPOOL_HOST, or 'kvpool up --host')."
                 )
+
+
+def _filled(plan: dict[str, Any], capacity_bytes: int) -> list[tuple[int, int]]:
+    """The ranges of a new region's file that hold memory: all but what it may grow to later."""
+    if capacity_bytes >= plan["region_bytes"]:
+        return [(0, plan["region_bytes"])]
+    used = plan["extent_offset"] + extents_within(plan, capacity_bytes) * plan["extent_whole_bytes"]
+    shards = [plan["shard_offset"] + host * plan["shard_bytes"] for host in range(plan["host_count"])]
+    return [(0, plan["shard_offset"]), *((first, used) for first in shards)]
 
 
 def _counters(c: list[int]) -> Counters:

@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvpool.errors import MediumUnavailable
@@ -59,21 +59,31 @@ def os_error(path: str, e: OSError, doing: str) -> MediumUnavailable:
     )
 
 
-def allocate(path: str, capacity_bytes: int, preallocate: bool, progress: Progress | None) -> None:
-    """Makes a new file of zeros; leaves no file behind when it fails."""
+def allocate(
+    path: str, size_bytes: int, filled: Sequence[tuple[int, int]], progress: Progress | None
+) -> None:
+    """Makes a new file of zeros with memory behind the ranges `filled` (first byte, length).
+
+    Leaves no file behind when it fails.
+    """
+    total_bytes = sum(length for _, length in filled)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
     except OSError as e:
         raise os_error(path, e, "be created") from e
     try:
-        os.ftruncate(fd, capacity_bytes)
-        for done in range(0, capacity_bytes if preallocate else 0, _ALLOCATE_STEP_BYTES):
-            os.posix_fallocate(fd, done, min(_ALLOCATE_STEP_BYTES, capacity_bytes - done))
-            if progress is not None:
-                progress(min(done + _ALLOCATE_STEP_BYTES, capacity_bytes), capacity_bytes)
+        os.ftruncate(fd, size_bytes)
+        done = 0
+        for first, length in filled:
+            for at in range(first, first + length, _ALLOCATE_STEP_BYTES):
+                step = min(_ALLOCATE_STEP_BYTES, first + length - at)
+                os.posix_fallocate(fd, at, step)
+                done += step
+                if progress is not None:
+                    progress(done, total_bytes)
     except OSError as e:
         os.unlink(path)
-        raise os_error(path, e, f"get {capacity_bytes} bytes") from e
+        raise os_error(path, e, f"get {total_bytes} bytes") from e
     except BaseException:
         os.unlink(path)
         raise

@@ -129,6 +129,16 @@ class ReapReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeReport:
+    """How far a change of a region's capacity has come; `capacity_bytes` is what may be used by now."""
+
+    capacity_bytes: int
+    extents: int  # of this host's shard, that may hold blocks
+    retired: int  # extents that were emptied by this step
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AdoptReport:
     """What became of the slots of a shard that changed its owner."""
 

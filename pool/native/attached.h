@@ -48,7 +48,7 @@ template <Memory M>
 class Attached {
  public:
   Attached(M memory, const Superblock& superblock, HostIndex host) : mem(memory), sb(superblock), self(host) {
-    for (uint32_t h = 0; h < sb.host_count; ++h) shards_[h] = ShardMap(sb, HostIndex{h});
+    for (uint32_t h = 0; h < sb.host_count; ++h) shards_[h] = ShardMap(sb, HostIndex{h}), extents_[h] = sb.extent_count;
     owned_[to_int(self)] = true;
   }
   Attached(const Attached&) = delete;   // the ShardMaps point into this object
@@ -61,6 +61,12 @@ class Attached {
   // Does this process's host write the owner's lines of this shard?
   bool owns(HostIndex shard) const { return owned_[to_int(shard)].load(std::memory_order_relaxed); }
   void set_owned(HostIndex shard, bool owned) { owned_[to_int(shard)].store(owned, std::memory_order_relaxed); }
+  // How many extents of this shard may hold blocks: all of them, until its host's daemon says less (region_limit.cpp).
+  uint32_t extents(HostIndex shard) const { return extents_[to_int(shard)].load(std::memory_order_relaxed); }
+  void set_extents(HostIndex shard, uint32_t extents) { extents_[to_int(shard)].store(extents, std::memory_order_relaxed); }
+  // Where what can hold blocks ends. Behind it there may be holes, which a flush would fill with memory.
+  Offset end_of_extents(const ShardMap& s) const { return extents(s.host()) == sb.extent_count ? s.end() : s.extent(extents(s.host())); }
+
   // Must lines of this shard be invalidated before they are read? (PROTOCOL 2, last paragraph)
   bool fresh(HostIndex shard) const { return !mem.coherent() && !owns(shard); }
 
@@ -95,6 +101,7 @@ class Attached {
 
   ShardMap shards_[kMaxHosts];
   std::atomic<bool> owned_[kMaxHosts] = {};
+  std::atomic<uint32_t> extents_[kMaxHosts] = {};
 };
 
 }   // namespace kvp

@@ -133,6 +133,13 @@ Superblock plan_region(const GeometryRequest& r) {
   return sb;
 }
 
+uint32_t extents_within(const Superblock& sb, uint64_t region_bytes) {
+  if (region_bytes >= sb.region_bytes) return sb.extent_count;
+  const uint64_t share = region_bytes <= sb.shard_offset ? 0 : (region_bytes - sb.shard_offset) / sb.host_count;
+  const uint64_t extents = share <= sb.extents_offset ? 0 : (share - sb.extents_offset) / sb.extent_bytes;
+  return static_cast<uint32_t>(extents < sb.extent_count ? extents : sb.extent_count);
+}
+
 void check_consistent(const Superblock& sb) {
   Superblock again;
   std::memset(&again, 0, sizeof again);

@@ -22,6 +22,9 @@ struct GeometryRequest {
 // Throws Error{Geometry}: the message says which number does not fit and what would.
 Superblock plan_region(const GeometryRequest& request);
 
+// How many extents of a shard lie within its share of so many bytes of the region.
+uint32_t extents_within(const Superblock& superblock, uint64_t region_bytes);
+
 // Throws Error{Superblock} if the numbers of a superblock with a right checksum contradict each other (a damaged or hostile file).
 void check_consistent(const Superblock& superblock);
 

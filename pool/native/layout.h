@@ -104,10 +104,15 @@ struct ShardHeader {      // two lines
   uint64_t incarnation;   // raised each time the first process of the host attaches
   uint64_t heartbeat;     // raised by the daemon
   uint8_t boot_id[16];    // of the machine that wrote it last: another boot means that its caches are gone
-  uint64_t reserved[3];
-  char node_name[64];   // zero-padded
+  // What the host's daemon allows (region_limit.cpp). A build that does not know these words stores wherever there is room, and never looks here.
+  uint64_t limit;         // bytes of the whole region of which this shard keeps to its share; 0: of all
+  uint64_t limit_check;   // ~limit; anything else, and the limit says nothing
+  uint64_t closed;        // kClosed: processes of this host store nothing new
+  char node_name[64];     // zero-padded
 };
-static_assert(sizeof(ShardHeader) == 128 && offsetof(ShardHeader, boot_id) == 24 && offsetof(ShardHeader, node_name) == 64);
+static_assert(sizeof(ShardHeader) == 128 && offsetof(ShardHeader, boot_id) == 24 && offsetof(ShardHeader, limit) == 40);
+static_assert(offsetof(ShardHeader, node_name) == 64);
+inline constexpr uint64_t kClosed = 0x6465736f6c63;   // "closed"; no single flipped bit makes it
 
 // Line j of host h's claims: h owns shard j since `epoch`. The highest epoch wins; no claim at all: shard j belongs to host j. `settled_epoch` follows
 // when the adoption is done; until then nobody writes there but the adopter.

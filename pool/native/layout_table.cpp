@@ -67,7 +67,9 @@ std::string layout_table() {
            KVP_FIELD(Superblock, checksum, "XXH3-64 of bytes 8..4087")});
   section(out, "shard header (the host's)", sizeof(ShardHeader),
           {KVP_FIELD(ShardHeader, state, "0 never attached, 1 ready"), KVP_FIELD(ShardHeader, incarnation, ""), KVP_FIELD(ShardHeader, heartbeat, ""),
-           KVP_FIELD(ShardHeader, boot_id, ""), KVP_FIELD(ShardHeader, node_name, "zero-padded")});
+           KVP_FIELD(ShardHeader, boot_id, ""), KVP_FIELD(ShardHeader, limit, "bytes of the region that the shard keeps to its share of; 0 all"),
+           KVP_FIELD(ShardHeader, limit_check, "~limit"), KVP_FIELD(ShardHeader, closed, "\"closed\": nothing new is stored"),
+           KVP_FIELD(ShardHeader, node_name, "zero-padded")});
   section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine),
           {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard"),
            KVP_FIELD(ClaimLine, settled_epoch, "epoch whose adoption is done: the owner's processes may write")});

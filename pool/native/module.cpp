@@ -105,6 +105,9 @@ nb::dict to_dict(const Superblock& sb) {
   d["slots_per_extent"] = sb.slots_per_extent;
   d["slot_bytes_min"] = sb.slot_bytes_min;
   d["extent_payload_bytes"] = sb.extent_payload_bytes;
+  d["extent_offset"] = sb.extents_offset;
+  d["extent_whole_bytes"] = sb.extent_bytes;
+  d["shard_offset"] = sb.shard_offset;
   d["bucket_count"] = sb.bucket_count;
   d["log_record_count"] = sb.log_record_count;
   d["created_unix_s"] = sb.created_unix_s;
@@ -244,6 +247,7 @@ NB_MODULE(_native, m) {
         return d;
       },
       nb::arg("path"));
+  m.def("limit_region", &limit_region, nb::arg("path"), nb::arg("region_bytes"));
   m.def("looks_formatted", &looks_formatted, nb::arg("path"));
   m.def("ensure_unused", &ensure_unused, nb::arg("path"), nb::arg("lock_path"));
 
@@ -399,6 +403,20 @@ NB_MODULE(_native, m) {
              return nb::make_tuple(dead, total.freed, total.republished);
            })
       .def("heartbeat", &Region::heartbeat)
+      .def(
+          "resize",
+          [](Region& r, uint64_t region_bytes, uint64_t budget_ns) {
+            Resized done;
+            {
+              nb::gil_scoped_release release;
+              done = r.resize(region_bytes, budget_ns);
+            }
+            return nb::make_tuple(done.capacity_bytes, done.extents, done.retired, done.done);
+          },
+          nb::arg("region_bytes"), nb::arg("budget_ns"))
+      .def("set_closed", &Region::set_closed, nb::arg("closed"))
+      .def("capacity_bytes", &Region::capacity_bytes)
+      .def("acknowledged_epoch", &Region::acknowledged_epoch, nb::arg("shard"))
       .def(
           "scrub",
           [](Region& r, uint64_t start, uint64_t limit, uint64_t bytes_max) {

@@ -43,8 +43,8 @@ bool fenced(Attached<M>& a, const ShardMap& s) {
 template <Memory M>
 void acknowledge(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   M& m = a.mem;
-  m.invalidate(s.base(), s.end() - s.base());   // zombie.flush
-  m.full_fence();                               // zombie.flush.fence
+  m.invalidate(s.base(), a.end_of_extents(s) - s.base());   // zombie.flush
+  m.full_fence();                                           // zombie.flush.fence
   m.store_word(a.home().acknowledgement(s.host()), epoch);
   m.write_back(a.home().acknowledgement(s.host()), kLineBytes);
   m.store_fence();

@@ -124,7 +124,7 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   m.write_back(claim, kLineBytes);
   m.full_fence();
   KVP_STEP("adopt.claimed");
-  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
+  m.invalidate(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
   m.full_fence();
   a.set_owned(s.host(), true);
   for_each_slot(a, s, [&](SlotId slot) {
@@ -162,7 +162,7 @@ template <Memory M>
 Recovered audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s) {
   M& m = a.mem;
   Recovered r;
-  m.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // audit.inv: judge the medium and not our cache
+  m.invalidate(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // audit.inv: judge the medium and not our cache
   m.full_fence();
   namespaces.forget(s.host());
   const bool at_home = s.host() == a.self;

@@ -176,6 +176,7 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
   if (generation == 0) generation = 1;
   attached_->participant = mine;
   attached_->generation = generation;
+  follow_limit(HostIndex{host});   // the allocator is made with it
   m.store_word(at + 8, uint64_t{static_cast<uint32_t>(role)} << 32 | static_cast<uint32_t>(pid_));
   m.store_word(at, uint64_t{generation} << 32 | static_cast<uint32_t>(ParticipantState::Live));
   KVP_STEP("attach.live");
@@ -190,6 +191,9 @@ void Region::attach(Role role, bool take_over, const std::string& node_name, con
     std::memcpy(h.boot_id, boot_id.data(), std::min(boot_id.size(), sizeof h.boot_id));
     h.incarnation = m.load_word(s.header() + 8) + 1;
     h.heartbeat = m.load_word(s.header() + 16);
+    h.limit = m.load_word(s.header() + offsetof(ShardHeader, limit));
+    h.limit_check = m.load_word(s.header() + offsetof(ShardHeader, limit_check));
+    h.closed = m.load_word(s.header() + offsetof(ShardHeader, closed));
     h.state = 1;
     const auto* words = reinterpret_cast<const uint64_t*>(&h);
     for (uint32_t i = sizeof h / 8; i-- > 0;) m.store_word(s.header() + i * 8ULL, words[i]);

@@ -25,6 +25,7 @@ struct Inspection {
 
 // Reads the superblock without changing anything. Throws Error: Medium, Superblock, FormatVersion.
 Inspection inspect_region(const std::string& path);
+void limit_region(const std::string& path, uint64_t region_bytes);           // of all its shards; before anybody is attached
 bool looks_formatted(const std::string& path);                               // a magic is there, whatever the rest says
 void ensure_unused(const std::string& path, const std::string& lock_path);   // throws Error{Busy} while somebody is attached
 
@@ -75,6 +76,13 @@ struct Repair {
   uint64_t blocks_checked = 0, blocks_dropped = 0;
 };
 
+struct Resized {
+  uint64_t capacity_bytes = 0;   // that the host's daemon allows now; of the whole region
+  uint32_t extents = 0;          // of the shard, that may be used
+  uint64_t retired = 0;          // extents that this call took out of use
+  bool done = false;             // nothing is left to do for the size that was asked for
+};
+
 struct CpuClock {   // nanoseconds
   static uint64_t now();
   static void pause();
@@ -108,6 +116,13 @@ class Region {
   Repair repair();
 
   uint64_t evict(double used_fraction, uint64_t blocks_max);
+  // Lets this host's shard have its share of so many bytes of the region, a step of about `budget_ns` at a time: first of those that are there, down to
+  // which it evicts; more than it had once their memory was got. Throws Error{Medium} when there is none, Error{Geometry} for less than an extent.
+  Resized resize(uint64_t region_bytes, uint64_t budget_ns);
+  // Does this host store at all?
+  void set_closed(bool closed);
+  uint64_t capacity_bytes();                     // what the host's daemon allows
+  uint64_t acknowledged_epoch(uint32_t shard);   // up to which claims this host has said that it stopped
   uint32_t reap_dead(Recovered& total);
   void heartbeat();
   // Stops after `limit` blocks, or as soon as `bytes_max` were read.
@@ -146,6 +161,9 @@ class Region {
   bool participant_alive(uint32_t host, uint32_t index);
   bool writer_alive(uint32_t host, SlotWord word);   // the process that set this word, on the host that owns the shard
   void refresh();
+  uint64_t limit_of(HostIndex host);   // bytes of the region; 0: none
+  void follow_limit(HostIndex host);
+  bool closed();
   void follow_owners();
   void audit_home();
 
@@ -192,6 +210,8 @@ class Region {
   std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;      // so is the replica
   std::mutex maintenance_;
+  bool punches_ = true;              // the medium can have holes, as far as is known
+  std::vector<bool> given_back_;     // extents whose memory this process gave back
   std::vector<uint64_t> log_laps_;   // of check and repair: no memory is taken while the medium may fail
   std::mutex litmus_mutex_;
   std::unique_ptr<Litmus<CpuMemory, CpuClock>> litmus_;   // while we have the turn

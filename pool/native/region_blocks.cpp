@@ -110,6 +110,11 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
     return;
   }
   refresh();
+  bool open = true;
+  fault_guarded([&] {
+    follow_limit(attached_->self);
+    open = !closed();
+  });
   uint64_t by_code[kOutcomes] = {};
   for (uint64_t i = 0; i < n; i += kGroup) {
     const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
@@ -120,6 +125,8 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
       if (outcomes[k] == Outcome::Ok) {
         one = Outcome::Present;
         fault_guarded([&] { transfer_->vouch(keys[i + k], found[k]); });
+      } else if (!open) {
+        one = Outcome::Fenced;
       } else if (outcomes[k] != Outcome::TierError) {
         from.block(i + k, pieces.data());
         Claim claim{};
@@ -159,7 +166,7 @@ uint8_t Region::open_namespace(const uint8_t* digest, uint64_t block_bytes, cons
   Outcome outcome = Outcome::TierError;
   std::lock_guard<std::mutex> lock(allocator_);
   fault_guarded([&] {
-    outcome = fenced(*attached_, attached_->home())
+    outcome = closed() || fenced(*attached_, attached_->home())
                   ? Outcome::Fenced
                   : transfer_->namespaces().find_or_add(digest, block_bytes, description.data(), static_cast<uint32_t>(description.size()), index);
   });

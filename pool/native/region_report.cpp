@@ -81,14 +81,15 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
       u.state = v.state, u.incarnation = v.incarnation, u.heartbeat = v.heartbeat, u.node_name = v.node_name;
       const Ownership o = ownership_of(*attached_, s);
       u.owner = to_int(o.owner), u.epoch = o.epoch;
-      u.extents = superblock_.extent_count;
+      follow_limit(HostIndex{h});
+      u.extents = attached_->extents(HostIndex{h});
       u.capacity_bytes = u.extents * superblock_.extent_payload_bytes;
       blocks_of.assign(superblock_.namespace_count, 0);
       for (uint32_t e = 0; count_slots && e < superblock_.extent_count; ++e) {
         uint64_t slot_bytes = 0;
         const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
         if (n == 0) {
-          ++u.extents_free;
+          if (e < u.extents) ++u.extents_free;
           continue;
         }
         if (slot_bytes == 0) slot_bytes = superblock_.slot_bytes_min;   // being cut: nothing but claims in it

@@ -14,10 +14,12 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
   const bool ok = fault_guarded([&] {
     const ShardMap& s = attached_->home();
     if (fenced(*attached_, s)) return;
+    follow_limit(s.host());
+    const uint32_t extents = attached_->extents(s.host());   // the others are emptied by resize
     const uint16_t now = shard_tick(*attached_, s);
     uint64_t used = 0;
     const auto each_stable = [&](auto f) {
-      for (uint32_t e = 0; e < superblock_.extent_count; ++e) {
+      for (uint32_t e = 0; e < extents; ++e) {
         uint64_t slot_bytes = 0;
         const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
         if (slot_bytes == 0) continue;
@@ -35,7 +37,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
     });
     // Of what blocks can fill: the rest at the end of each extent, too small for another block, must not keep the shard below its watermark.
     uint64_t usable = 0;
-    for (uint32_t e = 0; e < superblock_.extent_count; ++e) {
+    for (uint32_t e = 0; e < extents; ++e) {
       uint64_t slot_bytes = 0;
       const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
       usable += slot_bytes != 0 ? n * slot_bytes : superblock_.slots_per_extent * superblock_.slot_bytes_min;
@@ -132,7 +134,10 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
                                        std::to_string(o.epoch) + " by host " + std::to_string(to_int(o.owner)) + "; epoch " + std::to_string(epoch) +
                                        " is not higher. The arbiter must give a higher one.");
   protect(HostIndex{host}, true);
-  const bool ok = fault_guarded([&] { r = adopt(*attached_, s, epoch); });
+  const bool ok = fault_guarded([&] {
+    follow_limit(HostIndex{host});
+    r = adopt(*attached_, s, epoch);
+  });
   if (!ok) medium_failed(path_);
   return r;
 }

@@ -95,11 +95,13 @@ bool evict_to_free(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stab
 template <Memory M>
 class Slots {
  public:
-  explicit Slots(Attached<M>& a) : a_(a), m_(a.mem), s_(a.home()), random_(0x9e3779b97f4a7c15ULL * (a.participant + 1) + a.generation) {}
+  explicit Slots(Attached<M>& a)
+      : a_(a), m_(a.mem), s_(a.home()), random_(0x9e3779b97f4a7c15ULL * (a.participant + 1) + a.generation), extents_(a.extents(a.self)) {}
 
   // A slot for a block of slot_bytes. NoSpace only when every slot that could go is being written by somebody else.
   Outcome claim(uint64_t slot_bytes, Claim& out) {
     if (fenced(a_, s_) && !m_.without("claim.fenced")) return Outcome::Fenced;   // before each claim (PROTOCOL 5)
+    follow_limit();
     SlotClass& c = class_of(slot_bytes);
     // An attempt fails when others take what we look at, or cut extents anew: after a few, let them go on first.
     constexpr uint32_t kAttempts = 64, kAttemptsInARow = 4;
@@ -120,6 +122,41 @@ class Slots {
       if (i == kAttempts / 2) recut_for(c, 0);   // perhaps stopped processes hold all that we have
     }
     return Outcome::NoSpace;
+  }
+
+  // Takes an extent out of use: its blocks are evicted, `empty` is called while nobody can write into it, then it is unassigned. False: somebody is
+  // writing there, or cutting it; try again. Like recut, but for nobody.
+  template <class F>
+  bool retire(uint32_t e, F empty) {
+    const Offset at = s_.extent_descriptor(e);
+    const SlotWord before{m_.load_word(at)};
+    if (before.state() != SlotState::Stable && before.state() != SlotState::Free) return false;
+    const SlotWord mine = a_.writing(before);
+    if (!m_.cas_word(at, before.raw, mine.raw)) return false;
+    KVP_STEP("extent.retire.claim");
+    m_.write_back(at, 8);
+    const uint32_t slots = before.state() == SlotState::Stable ? s_.superblock().slots_per_extent : 0;   // those of a FREE one are FREE by promise
+    uint32_t settled = 0, taken = 0;
+    while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
+    while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
+    m_.store_fence();
+    const bool done = taken == slots;
+    if (done) empty();
+    for (uint32_t i = 0; i < taken; ++i) {
+      const SlotId slot = SlotId::make(e, i);
+      release(a_, s_, {slot, a_.word_of(s_, slot)});
+    }
+    m_.store_fence();
+    if (done) {
+      m_.store_word(at + offsetof(ExtentDescriptor, slot_bytes), 0);
+      m_.store_word(at + offsetof(ExtentDescriptor, slot_count), 0);
+    }
+    m_.store_word(at, done ? mine.next(SlotState::Free, 0, 0).raw : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
+    KVP_STEP("extent.retired");
+    m_.write_back(at, kLineBytes);
+    m_.store_fence();
+    if (done && slots != 0) log_append(a_, s_, LogHint::Rescan, SlotId{});
+    return done;
   }
 
  private:
@@ -159,10 +196,18 @@ class Slots {
     return static_cast<uint32_t>((random_ >> 32) * below >> 32);
   }
 
+  // Extents that may not be used any more are no place for a cursor.
+  void follow_limit() {
+    const uint32_t extents = a_.extents(s_.host());
+    if (extents == extents_) return;
+    extents_ = extents;
+    for (SlotClass& c : classes_) refresh(c);
+  }
+
   // Reads the descriptors; true if the class has other extents than before.
   bool refresh(SlotClass& c) {
     scratch_.clear();
-    for (uint32_t e = 0; e < s_.superblock().extent_count; ++e) {
+    for (uint32_t e = 0; e < extents_; ++e) {
       const Offset at = s_.extent_descriptor(e);
       const SlotWord word{m_.load_word(at)};
       if (word.state() == SlotState::Stable && m_.load_word(at + offsetof(ExtentDescriptor, slot_bytes)) == c.slot_bytes)
@@ -217,7 +262,7 @@ class Slots {
   }
 
   bool assign_extent(SlotClass& c) {
-    for (uint32_t e = 0; e < s_.superblock().extent_count; ++e) {
+    for (uint32_t e = 0; e < extents_; ++e) {
       const Offset at = s_.extent_descriptor(e);
       const SlotWord word{m_.load_word(at)};
       if (word.state() != SlotState::Free) continue;
@@ -290,7 +335,7 @@ class Slots {
     };
     Look looks[kLooks];
     uint32_t looked = 0;
-    const uint32_t extents = s_.superblock().extent_count;
+    const uint32_t extents = extents_;
     const uint32_t start = next_random(extents);
     for (uint32_t i = 0; i < extents && looked < kLooks; ++i) {
       const uint32_t e = (start + i) % extents;
@@ -377,6 +422,7 @@ class Slots {
   uint64_t random_;
   std::vector<SlotClass> classes_;
   std::vector<Extent> scratch_;
+  uint32_t extents_;   // that may be used, as we last saw it
 };
 
 }   // namespace kvp

@@ -300,15 +300,32 @@ def test_up_with_other_sizes_is_refused_and_the_daemon_goes_on(run: Run, folder:
     pid = as_json(run("up", "-f", "{}", "-o", "json"))["pid"]
     before = listing(folder / "media")
     text = (folder / "pool.yaml").read_text()
-    (folder / "pool.yaml").write_text(text.replace("8Mi", "4Mi").replace("hosts: 2", "hosts: 3"))
+    (folder / "pool.yaml").write_text(text.replace("8Mi", "64Mi").replace("hosts: 2", "hosts: 3"))
     result = run("up", "-f", "{}", "-o", "json")
     assert result.exit_code == 1
     error = json.loads(result.stdout)["error"]
     assert error["kind"] == "GeometryError"
-    assert "spec.tiers[0].capacity is 4Mi, the region has 8Mi" in error["message"]
+    assert "spec.tiers[0].capacity is 64Mi, the region has room for " in error["message"]
     assert "spec.hosts is 3, the region has 2" in error["message"]
     assert listing(folder / "media") == before
     assert holder(paths.daemon_lock_path("cli-test", 0)) == pid
+
+
+@needs_native
+def test_up_with_another_capacity_keeps_the_blocks(run: Run, folder: Path) -> None:
+    run("up", "-f", "{}")
+    stored, _ = store(0, 50)
+    assert stored == 50
+    text = (folder / "pool.yaml").read_text()
+    for capacity, size in (("16Mi", 16 << 20), ("8Mi", 8 << 20)):
+        (folder / "pool.yaml").write_text(text.replace("8Mi", capacity))
+        assert run("up", "-f", "{}").exit_code == 0
+        for _ in range(100):
+            (dram, *_) = as_json(run("status", "-o", "json"))["pools"][0]["tiers"]
+            if dram["capacity_bytes"] == size:
+                break
+            time.sleep(0.1)
+        assert (dram["capacity_bytes"], dram["blocks"]) == (size, 50)
 
 
 @needs_native

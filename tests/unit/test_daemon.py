@@ -27,6 +27,7 @@ from kvpool.report import (
     ParticipantInfo,
     PeerLitmus,
     ReapReport,
+    ResizeReport,
     ScrubReport,
     ShardOwner,
     Usage,
@@ -63,6 +64,10 @@ class FakeRegion:
         self.blocks -= count
         self.evictions += count
         return count
+
+    def resize(self, capacity_bytes: int, *, budget_s: float) -> ResizeReport:
+        self.capacity_bytes = capacity_bytes
+        return ResizeReport(capacity_bytes, 64, 0, True)
 
     def scrub(self, *, start: int = 0, limit: int | None = None, bytes_max: int | None = None) -> ScrubReport:
         blocks = min(limit or SLOTS, -(-(bytes_max or SLOTS * self.block_bytes) // self.block_bytes))

@@ -65,6 +65,7 @@ class Keeper:
         self._told: dict[str, Any] | None = None
         self._change_due = 0.0
         self._adopt_due = 0.0
+        self._closed: dict[str, tuple[object, bool]] = {}  # tier -> its region, and whether it admits blocks
         self._problems: dict[str, str] = {}  # what is wanted and could not be done yet
 
     def stop(self) -> None:
@@ -120,7 +121,7 @@ class Keeper:
         folder.write_host(self._pool, wanted.host)
         self._remove_undeclared(wanted)
         skipped = self._provision(wanted)
-        self._served, self._told, self._problems = wanted, None, {}
+        self._served, self._told, self._problems, self._closed = wanted, None, {}, {}
         self._change_due = self._adopt_due = 0.0
         try:
             serve(
@@ -186,6 +187,7 @@ class Keeper:
             self._problems.pop("assignment", None)
         if wanted != served and now >= self._change_due:
             self._change(daemon, wanted)
+        self._admit(daemon)
         if now >= self._adopt_due:
             self._adopt_due = now + ADOPT_S
             self._adopt(daemon, wanted)
@@ -271,6 +273,27 @@ class Keeper:
         daemon.close(opened.tier.name)
         remove_tier(daemon.spec, opened.tier, wanted.host, wanted.pool)
 
+    def _admit(self, daemon: Daemon) -> None:
+        """A node that is drained stores nothing more into what others are to take over."""
+        served = self._served
+        assert served is not None
+        closed = served.state == "Draining"
+        for opened in daemon.tiers:
+            if daemon.spec.shards(opened.tier) == 1 or self._closed.get(opened.tier.name) == (
+                opened.region,
+                closed,
+            ):
+                continue
+            try:
+                opened.region.set_closed(closed)
+            except KvpoolError as error:
+                self._problems[f"admit/{opened.tier.name}"] = str(error)
+                continue
+            self._problems.pop(f"admit/{opened.tier.name}", None)
+            self._closed[opened.tier.name] = (opened.region, closed)
+            if closed:
+                log.info("admissions_stopped tier=%s shard=%d", opened.tier.name, opened.shard)
+
     def _adopt(self, daemon: Daemon, wanted: Assignment) -> None:
         """Take over the shards that this node was told to, each with its epoch once."""
         self._problems = {key: text for key, text in self._problems.items() if not key.startswith("adopt")}
@@ -303,7 +326,10 @@ class Keeper:
             known = daemon.owners[opened.tier.name].known
             if daemon.spec.shards(opened.tier) == 1:
                 continue
-            if not known or known[opened.shard].host == opened.shard or not known[opened.shard].settled:
+            owner = known[opened.shard] if known else None
+            given = owner is not None and owner.host != opened.shard and owner.settled
+            # What we wrote is in the medium, and the new owner was told so.
+            if not given or owner is None or opened.region.acknowledged_epoch(opened.shard) < owner.epoch:
                 waiting.append(opened.tier.name)
         if waiting:
             message = f"No other node has taken over shard {served.host} of tier {', '.join(waiting)} yet."

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvpool.errors import MediumUnavailable
+from kvpool.quantity import human_bytes
 from kvpool.report import (
     AdoptReport,
     Counters,
@@ -14,6 +16,7 @@ from kvpool.report import (
     ParticipantInfo,
     PeerLitmus,
     ReapReport,
+    ResizeReport,
     ScrubReport,
     Usage,
 )
@@ -24,6 +27,8 @@ EVICT_S_MAX = 0.2  # in one run of the chore; the next run goes on
 SCRUB_BYTES_PER_S = (
     32 << 20
 )  # of a region's bandwidth of some GB/s: a block of a 512 GiB region is read every 5 hours
+RESIZE_S_MAX = 0.1  # in one run
+RESIZE_LOOK_S = 5.0  # a process that saw the old capacity may have stored beyond the new one
 SCRUB_SLOTS_MAX = 4096  # in one run, so that small blocks do not take long
 
 
@@ -33,6 +38,9 @@ class DaemonRegion(Protocol):
     def heartbeat(self) -> HeartbeatReport: ...
     def reap(self) -> ReapReport: ...
     def evict(self, used_fraction: float, blocks_max: int) -> int: ...
+    def resize(self, capacity_bytes: int, *, budget_s: float) -> ResizeReport: ...
+    def set_closed(self, closed: bool) -> None: ...
+    def acknowledged_epoch(self, shard: int) -> int: ...
     def scrub(self, *, start: int, limit: int | None, bytes_max: int | None) -> ScrubReport: ...
     def litmus_begin(self) -> bool: ...
     def litmus_end(self) -> None: ...
@@ -101,3 +109,36 @@ class Scrub:
         self.bad += report.bad
         self.bytes += report.bytes
         return report
+
+
+@dataclass
+class Resize:
+    """Goes step by step towards the capacity that the manifest says, and looks now and then that it stays."""
+
+    region: DaemonRegion
+    free_bytes: Callable[[], int]  # what the medium can still give
+    clock: Callable[[], float] = time.monotonic
+    settled: int = 0  # the capacity that was reached last
+    look_again: float = 0.0
+
+    def run(self, capacity_bytes: int) -> bool:
+        """One step, some tenths of a second at most. True when it has just got there.
+
+        Raises:  MediumUnavailable when there is no memory to grow: asked for before it is taken, because a
+                 control group without memory kills instead of refusing.
+        """
+        if self.settled == capacity_bytes and self.clock() < self.look_again:
+            return False
+        missing = capacity_bytes - self.region.capacity_bytes
+        free = self.free_bytes() if missing > 0 else missing
+        if missing > free:
+            has, wanted = human_bytes(self.region.capacity_bytes), human_bytes(capacity_bytes)
+            raise MediumUnavailable(
+                f"it has {has} and should have {wanted}, but only {human_bytes(free)} are free. "
+                "Free some space, or lower the capacity."
+            )
+        if not self.region.resize(capacity_bytes, budget_s=RESIZE_S_MAX).done:
+            return False
+        reached, self.settled = self.settled != capacity_bytes, capacity_bytes
+        self.look_again = self.clock() + RESIZE_LOOK_S
+        return reached

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.daemon import snapshot
-from kvpool.daemon.chores import DaemonRegion, KeepFree, Scrub
+from kvpool.daemon.chores import DaemonRegion, KeepFree, Resize, Scrub
 from kvpool.daemon.coherence import CoherenceWatch, watch_in_background
 from kvpool.daemon.events import EventLog
 from kvpool.daemon.lock import DaemonLock
@@ -25,12 +25,14 @@ from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
 from kvpool.litmus import Litmus
 from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
+from kvpool.provision.observe import free_bytes
 from kvpool.spec import PoolSpec, TierSpec
 
 log = logging.getLogger("kvpool.daemon")
 
 HEARTBEAT_S = 1.0
 KEEP_FREE_S = 0.25
+RESIZE_S = 0.25
 REAP_S = 1.0
 SCRUB_S = 1.0
 REPORT_S = 2.0
@@ -51,6 +53,7 @@ class Chore:
     clock: Callable[[], float] = time.monotonic
     failed: Callable[[Exception], None] = lambda _: None  # told once of each failure
     subject: str = ""  # the tier that it is about
+    rest: float = 20.0  # what takes long is done more rarely: the pause is so many times as long
     due: float = 0.0
     failures: int = 0
     problem: str = ""
@@ -75,9 +78,9 @@ class Chore:
         if self.problem:
             log.info("chore_recovered chore=%s failures=%d", self.name, self.failures)
         self.failures, self.problem = 0, ""
-        # What takes long is done more rarely: a report walks over all slots, 0.1 s at 10^7 of them.
+        # A report walks over all slots, 0.1 s at 10^7 of them.
         took = self.clock() - began
-        self.due = now + max(self.period_s, took * 20)
+        self.due = now + max(self.period_s, took * self.rest)
 
 
 @dataclass
@@ -203,6 +206,12 @@ class Daemon:
                 )
                 self.events.add("MediumError", name, message)
 
+        resizing = Resize(region, lambda: free_bytes(opened.path), self.clock)
+
+        def resize() -> None:
+            if resizing.run(opened.tier.capacity_bytes):
+                log.info("resized tier=%s capacity=%d", name, opened.tier.capacity_bytes)
+
         def failed(error: Exception) -> None:
             if isinstance(error, MediumUnavailable):
                 self.events.add("MediumError", name, str(error))
@@ -210,6 +219,7 @@ class Daemon:
         return [
             Chore(f"heartbeat/{name}", HEARTBEAT_S, heartbeat, self.clock, failed, subject=name),
             Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock, failed, subject=name),
+            Chore(f"resize/{name}", RESIZE_S, resize, self.clock, failed, subject=name, rest=1.0),
             Chore(f"reap/{name}", REAP_S, reap, self.clock, failed, subject=name),
             Chore(f"scrub/{name}", SCRUB_S, scrub, self.clock, failed, subject=name),
         ]

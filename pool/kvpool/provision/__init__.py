@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import MediumUnavailable
 from kvpool.paths import ensure_pool_dir, manifest_path, provision_lock_path
 from kvpool.provision.apply import Progress, Regions, apply, await_host_zero
-from kvpool.provision.observe import observe
+from kvpool.provision.observe import observe, room_bytes
 from kvpool.provision.plan import Action, Await, ExistingRegion, Shape, plan, refusals
 from kvpool.spec import PoolSpec
 
@@ -39,17 +39,19 @@ class _RealRegions:
             # As it was asked for: the payload of an extent is rounded up to whole pages.
             extent_bytes=info.slots_per_extent * info.min_block_bytes,
         )
-        return ExistingRegion(info.uuid, shape)
+        with Region.open_read_only(path) as region:
+            used = region.capacity_bytes
+        return ExistingRegion(info.uuid, shape, info.smallest_bytes, used)
 
     def check(self, path: Path, shape: Shape) -> None:
-        self._geometry(shape).plan(path)
+        self._geometry(path, shape).plan(path)
 
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
         from kvpool.region import Region
 
-        Region.format(path, self._geometry(shape), force=force, progress=progress)
+        Region.format(path, self._geometry(path, shape), force=force, progress=progress)
 
-    def _geometry(self, shape: Shape) -> Geometry:
+    def _geometry(self, path: Path, shape: Shape) -> Geometry:
         from kvpool.region import Geometry
 
         geometry = Geometry(
@@ -60,7 +62,7 @@ class _RealRegions:
         )
         if shape.min_block_bytes is not None:
             geometry = replace(geometry, min_block_bytes=shape.min_block_bytes)
-        return geometry
+        return geometry.with_room(path, room_bytes(path, shape.capacity_bytes))
 
 
 def real_regions() -> Regions:

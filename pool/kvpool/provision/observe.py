@@ -18,6 +18,7 @@ from kvpool.spec import PoolSpec
 BLANK_BYTES = 4 << 20  # both superblock copies lie in here, and the magic of whatever else it could be
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 HUGE_PAGES = "hugetlbfs"
+ROOM_TIMES = 4  # how much a tier may grow without losing its blocks
 MAPPABLE_BYTES = (4096, 2 << 20, 1 << 30)  # the alignments that DAX devices come with
 
 Inspect = Callable[[Path], ExistingRegion]
@@ -81,6 +82,28 @@ def look_at(path: Path, inspect: Inspect) -> Found:
         region=region,
         problem=problem,
     )
+
+
+def room_bytes(path: Path, capacity_bytes: int) -> int:
+    """What a region made at `path` should be laid out for, so that it can grow later.
+
+    A file may have holes and costs nothing for it, a device has its size; huge pages are promised to a
+    mapping as a whole.
+    """
+    wanted = capacity_bytes * ROOM_TIMES
+    try:
+        status = path.stat()
+    except OSError:
+        status = None
+    if status is not None and stat.S_ISCHR(status.st_mode):
+        return max(capacity_bytes, min(wanted, _device_bytes(status.st_rdev)))
+    folder = path if status is not None else path.parent
+    return capacity_bytes if not folder.exists() or _medium(folder).huge_page_bytes else wanted
+
+
+def free_bytes(path: Path) -> int:
+    """What the medium of the file at `path` can still give."""
+    return _medium(path).free_bytes
 
 
 def _missing(path: Path) -> Found:

@@ -31,7 +31,20 @@ class ExistingRegion:
     """A valid region that is there already."""
 
     uuid: str
-    shape: Shape
+    shape: Shape  # its capacity is what it was laid out for, the most that it can grow to
+    smallest_bytes: int | None = None  # what it can shrink to; None: its capacity cannot be changed
+    used_bytes: int | None = None  # the capacity that it has now; None: all
+
+    def fits(self, capacity_bytes: int) -> bool:
+        """Whether it can have this capacity."""
+        most = self.shape.capacity_bytes
+        least = most if self.smallest_bytes is None else self.smallest_bytes
+        return least <= capacity_bytes <= most
+
+    def growth(self, capacity_bytes: int) -> int:
+        """How many bytes it needs more than it has."""
+        has = self.shape.capacity_bytes if self.used_bytes is None else self.used_bytes
+        return max(0, capacity_bytes - has)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +187,13 @@ def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Foun
         return Skip(tier.name, missing) if tier.optional else Refuse(tier.name, error)
     path, wanted, here = region_path(spec, tier, host), wanted_shape(spec, tier), found[tier.name]
     if here.region:
-        differences = list(_differences(index, wanted, here.region.shape))
+        differences = list(_differences(index, wanted, here.region))
         if differences:
             return Refuse(tier.name, GeometryError(_misfit(spec, tier, path, differences)))
-        if here.writable:
+        if here.writable and here.region.growth(wanted.capacity_bytes) <= here.free_bytes:
             return Keep(tier.name, path, here.region.uuid)
+        if here.writable:
+            return Refuse(tier.name, _no_room(index, tier, path, wanted, here))
     name, capacity = f'tier "{tier.name}": {path}', f"spec.tiers[{index}].capacity"
     formats = host == 0 or not tier.shared
     problem = _obstacle(name, path, wanted, here, capacity_name=capacity, formats=formats)
@@ -200,11 +215,25 @@ def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Foun
     return Refuse(tier.name, problem)
 
 
-def _differences(index: int, wanted: Shape, there: Shape) -> Iterator[tuple[str, str, str]]:
+def _no_room(index: int, tier: TierSpec, path: Path, wanted: Shape, here: Found) -> KvpoolError:
+    assert here.region is not None
+    more, free = here.region.growth(wanted.capacity_bytes), human_bytes(here.free_bytes)
+    capacity = format_quantity(wanted.capacity_bytes)
+    return MediumUnavailable(
+        f'tier "{tier.name}": {path}: spec.tiers[{index}].capacity is {capacity}, '
+        f"which is {human_bytes(more)} more than it has now, but only {free} are free on the medium "
+        f"({here.medium_name}). Nothing was changed. Lower the capacity, or free some space."
+    )
+
+
+def _differences(index: int, wanted: Shape, region: ExistingRegion) -> Iterator[tuple[str, str, str]]:
     """(field of the manifest, what it says, what the region has)"""
-    if wanted.capacity_bytes != there.capacity_bytes:
-        field = f"spec.tiers[{index}].capacity"
-        yield field, format_quantity(wanted.capacity_bytes), format_quantity(there.capacity_bytes)
+    there = region.shape
+    if not region.fits(wanted.capacity_bytes):
+        room = format_quantity(there.capacity_bytes)
+        if region.smallest_bytes is not None and region.smallest_bytes < there.capacity_bytes:
+            room = f"room for {format_quantity(region.smallest_bytes)} to {room}"
+        yield f"spec.tiers[{index}].capacity", format_quantity(wanted.capacity_bytes), room
     if wanted.hosts != there.hosts:
         yield "spec.hosts", str(wanted.hosts), str(there.hosts)
     if wanted.coherence != there.coherence:
@@ -222,7 +251,8 @@ def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[
     back = ", ".join(f"{field}: {there}" for field, _, there in differences)
     return (
         f'tier "{tier.name}": the region {path} was made with other sizes: {said}. Nothing was changed. '
-        f"To keep its blocks write {back}; to give them up, run 'kvpool down {spec.name} --delete' first."
+        f"To keep its blocks write {back}; to give them up, run 'kvpool down {spec.name} --delete' first, "
+        "or write a tier of another name in its place."
     )
 
 
