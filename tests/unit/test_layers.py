@@ -76,6 +76,9 @@ OPERATOR_MAY_IMPORT = (
     "kvpool.rules",
     "kvpool.spec",
 )
+# The status API of a cluster: the application is the pool's, its source and access are the operator's.
+API_MODULES = tuple(f"kvpool_operator.{name}" for name in ("access", "api", "listwatch", "readout", "source"))
+API_MAY_IMPORT = (*OPERATOR_MAY_IMPORT, "kvpool.api")
 # The operator's process touches no region; the node's daemon is what does.
 NODE_MODULES = ("kvpool_operator.node", "kvpool_operator.nodes")
 NODE_MAY_IMPORT = (
@@ -162,11 +165,12 @@ def judge(module: str, found: Import, modules: frozenset[str], public: frozenset
         return f"imports {found.name or 'all'} from {target}; connectors use only kvpool's public names"
     if within(module, "kvpool_operator") and within(target, "kvpool"):
         of_node = any(within(module, node) for node in NODE_MODULES)
-        may = NODE_MAY_IMPORT if of_node else OPERATOR_MAY_IMPORT
+        of_api = any(within(module, part) for part in API_MODULES)
+        may = NODE_MAY_IMPORT if of_node else API_MAY_IMPORT if of_api else OPERATOR_MAY_IMPORT
         version = found == Import(found.line, "kvpool", "__version__")
         if version or any(within(target, allowed) for allowed in may):
             return None
-        who = "the node's daemon" if of_node else "the operator"
+        who = "the node's daemon" if of_node else "the status API" if of_api else "the operator"
         return f"imports {target}; {who} may import {', '.join(may)} only"
     if not within(module, "kvpool") or module == "kvpool":
         return None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from kvpool.api import server
 from kvpool.api.local import LocalSource
 from kvpool.api.service import Service
-from kvpool.daemon.log import log_to_stderr
 from kvpool.errors import KvpoolError
 
 
@@ -25,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--allow-host", action="append", default=[], help="another name by which it may be asked"
     )
     given = parser.parse_args(arguments)
-    log_to_stderr()
+    server.start_logging()
     try:
         access = server.access_for(given.listen, server.static_token(given.token_file))
         hosts = server.hosts_for(given.listen, given.allow_host)

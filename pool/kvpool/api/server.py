@@ -13,11 +13,17 @@ from kvpool.api.access import Access, OpenAccess, TokenAccess
 from kvpool.api.app import create_app
 from kvpool.api.guard import LOOPBACK_NAMES
 from kvpool.api.service import Service
+from kvpool.daemon.log import log_to_stderr
 from kvpool.errors import KvpoolError
 
 DEFAULT_PORT = 9470
 TOKEN_ENV = "KVPOOL_API_TOKEN"
 END_S = 3  # what is still open after so long is cut off
+
+
+def start_logging() -> None:
+    """What happens goes to standard error, as the daemon's does."""
+    log_to_stderr()
 
 
 def is_loopback(address: str) -> bool:
