@@ -18,6 +18,7 @@ log = logging.getLogger("kvpool.api")
 GATHER_S = 0.25  # what changes together is told together
 # Heard nothing for so long, the answers are not up to date any more: after a failure, and without one.
 FAILED_S, DEAD_S = 30.0, 2 * SILENCE_S
+CONNECT_S = 5.0  # between two tries to find out where the cluster is
 BATCH = 50  # pools between two turns of the event loop
 
 
@@ -92,11 +93,16 @@ class ClusterSource:
             await cluster.close()
 
     async def _connected(self) -> Cluster:
-        try:
-            return await self._connect()
-        except Exception as error:
-            self._problem = str(error)
-            raise
+        """A connection, however long it takes: it needs a kubeconfig, or a pod's token."""
+        while True:
+            try:
+                return await self._connect()
+            except Exception as error:
+                said = str(error) or type(error).__name__
+                if said != self._problem:
+                    log.warning("cluster_failed error=%r", said)
+                self._problem = said
+                await asyncio.sleep(CONNECT_S)
 
     def _watches_of(self, cluster: Cluster, namespace: str | None) -> list[ListWatch]:
         def pools(bodies: Sequence[Object]) -> None:
