@@ -56,13 +56,13 @@ class Cluster:
         """As the pod's service account, else as KUBECONFIG says."""
         made = Configuration()
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
-            config.load_incluster_config(client_configuration=made)  # type: ignore[no-untyped-call]
+            config.load_incluster_config(client_configuration=made)
         else:
-            await config.load_kube_config(client_configuration=made)  # type: ignore[no-untyped-call]
+            await config.load_kube_config(client_configuration=made)
         return cls(ApiClient(made))
 
     async def close(self) -> None:
-        await self._api.close()  # type: ignore[no-untyped-call]
+        await self._api.close()
 
     async def get(self, path: str, query: Mapping[str, str]) -> Object:
         """The answer's object. Raises: Refused, Expired, and what the connection raises."""
