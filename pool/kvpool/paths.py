@@ -59,6 +59,21 @@ def daemon_log_path(name: str, host: int) -> Path:
     return pool_dir(name) / f"daemon.h{host}.log"
 
 
+def api_lock_path() -> Path:
+    """The file that the status API of this machine's pools keeps locked while it lives."""
+    return runtime_dir() / "api.lock"
+
+
+def api_address_path() -> Path:
+    """Where the status API of this machine's pools says its URL."""
+    return runtime_dir() / "api.url"
+
+
+def api_log_path() -> Path:
+    """What the status API of this machine's pools logs when it runs in the background."""
+    return runtime_dir() / "api.log"
+
+
 def provision_lock_path(name: str) -> Path:
     """The file that is locked while regions of the pool are made or removed."""
     return pool_dir(name) / "provision.lock"

@@ -8,3 +8,5 @@ app        the application                  server     the process that serves i
 
 The cluster's source is `kvpool_operator.source`: nothing here knows Kubernetes.
 """
+
+DEFAULT_PORT = 9470

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 
+from kvpool import paths
 from kvpool.api import server
 from kvpool.api.local import LocalSource
 from kvpool.api.service import Service
+from kvpool.daemon.lock import DaemonLock
 from kvpool.errors import KvpoolError
+
+LOOK_S = 10.0  # how often it is seen whether the machine still has pools
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,17 +32,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--allow-host", action="append", default=[], help="another name by which it may be asked"
     )
+    parser.add_argument("--companion", type=int, metavar="FD", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     server.start_logging()
     try:
-        access = server.access_for(given.listen, server.static_token(given.token_file))
-        hosts = server.hosts_for(given.listen, given.allow_host)
-        service = Service(LocalSource(), access=access, hosts=hosts)
-        server.serve(service, server.listening(given.listen, given.port))
+        with ExitStack() as closing:
+            if given.companion is None:
+                listener = server.listening(given.listen, given.port)
+            else:
+                listener = socket.socket(fileno=given.companion)
+                _accompany(listener, closing)
+            access = server.access_for(given.listen, server.static_token(given.token_file))
+            hosts = server.hosts_for(given.listen, given.allow_host)
+            server.serve(Service(LocalSource(), access=access, hosts=hosts), listener)
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _accompany(listener: socket.socket, closing: ExitStack) -> None:
+    """Be the one that `kvpool up` starts: one a runtime directory, ending when its pools are gone.
+
+    Raises:  RegionBusyError when there is one already.
+    """
+    lock = DaemonLock(paths.api_lock_path())
+    closing.callback(lock.close)
+    paths.api_address_path().write_text(server.url_of(listener) + "\n")
+    closing.callback(paths.api_address_path().unlink, missing_ok=True)
+    ending = threading.Event()
+    closing.callback(ending.set)
+
+    def watch() -> None:
+        while not ending.wait(LOOK_S):
+            if not paths.pool_names():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, name="kvpool-api-end", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
+from kvpool.api import DEFAULT_PORT as DEFAULT_PORT
 from kvpool.api.access import Access, OpenAccess, TokenAccess
 from kvpool.api.app import create_app
 from kvpool.api.guard import LOOPBACK_NAMES
@@ -16,7 +17,6 @@ from kvpool.api.service import Service
 from kvpool.daemon.log import log_to_stderr
 from kvpool.errors import KvpoolError
 
-DEFAULT_PORT = 9470
 TOKEN_ENV = "KVPOOL_API_TOKEN"
 END_S = 3  # what is still open after so long is cut off
 
@@ -83,6 +83,12 @@ def listening(address: str, port: int) -> socket.socket:
             "Choose another with --port."
         ) from None
     return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """How the API is asked, from this machine."""
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def serve(service: Service, listener: socket.socket) -> None:

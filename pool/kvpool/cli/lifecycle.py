@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from kvpool import paths
+from kvpool.cli import api, target
 from kvpool.cli import output as out
-from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
 from kvpool.daemon.lock import holder, stop
 from kvpool.daemon.log import log_to_stderr
@@ -47,12 +47,17 @@ def up(
         typer.Option("--foreground", help="Stay and be the daemon; for containers and service managers."),
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for other hosts and the daemon.")] = 60.0,
+    api_port: api.PortOption = None,
+    no_api: api.NoApiOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make the regions of a pool where they are missing, start its daemon, and wait until it is ready.
 
     Regions that fit the manifest are kept with all their blocks. Run it again after a change of the manifest.
+    The status API of this machine's pools is started beside it, unless it stays in the foreground.
     """
+    # In the foreground only when it was asked for by option: whatever runs it may want one process.
+    serving = None if foreground and api_port is None else api.wanted(api_port, no_api)
     target.one_of(name, file)
     spec = target.read_manifest(file) if file else target.pool(name, file)
     number = target.host_or_default(host, spec.name)
@@ -72,19 +77,20 @@ def up(
             spec,
             number,
             skipped,
-            ready=lambda: _print_up(spec, number, os.getpid(), actions, output),
+            ready=lambda: _print_up(spec, number, os.getpid(), actions, output, api.start(serving)),
             refused=lambda why: out.note(f"not ready: {why}"),
         )
         return
     lock = paths.daemon_lock_path(spec.name, number)
     running = holder(lock)
     if running is not None and before == spec:
-        _print_up(spec, number, running, actions, output)
+        _print_up(spec, number, running, actions, output, api.start(serving))
         return
     if running is not None:
         out.note("the manifest has changed: starting the daemon anew")
         stop(lock, timeout)
-    _print_up(spec, number, _start_daemon(spec.name, number, timeout), actions, output)
+    pid = _start_daemon(spec.name, number, timeout)
+    _print_up(spec, number, pid, actions, output, api.start(serving))
 
 
 @contextlib.contextmanager
@@ -189,15 +195,20 @@ def _tail(path: Path) -> str:
     return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def _print_up(spec: PoolSpec, host: int, pid: int, actions: list[Action], output: Output) -> None:
+def _print_up(
+    spec: PoolSpec, host: int, pid: int, actions: list[Action], output: Output, api_url: str | None
+) -> None:
     rows = [_up_row(spec, action) for action in actions]
     if output is Output.JSON:
-        out.print_json({"name": spec.name, "host": host, "pid": pid, "ready": True, "tiers": rows})
+        up = {"name": spec.name, "host": host, "pid": pid, "ready": True, "api": api_url, "tiers": rows}
+        out.print_json(up)
         return
     for row in rows:
         row["capacity"] = human_bytes(row.pop("capacity_bytes"))
     out.print_table(rows, numbers=("capacity",))
     out.say(f'pool "{spec.name}" is ready: host {host}, daemon {pid}')
+    if api_url:
+        out.say(f"status API: {api_url}")
 
 
 def _up_row(spec: PoolSpec, action: Action) -> dict[str, Any]:
@@ -245,6 +256,7 @@ def down(
         done = stop(paths.daemon_lock_path(spec.name, number), timeout, kill=kill)
         if done is not None:
             stopped.append({"host": number, "pid": done.pid, "killed": done.killed})
+    api.stop_when_idle()
     removed = remove(region_paths(spec, hosts), real_regions().inspect) if deleting else []
     if deleting:
         shutil.rmtree(paths.pool_dir(spec.name), ignore_errors=True)

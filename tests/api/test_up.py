@@ -1,0 +1,119 @@
+"""`kvpool up` serves the status API on loopback, `kvpool down` ends it with the last daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
+
+from kvpool import paths
+from kvpool.cli import api, app
+from kvpool.daemon.lock import holder
+
+MANIFEST = """
+apiVersion: kvpool.dev/v1alpha1
+kind: KVPool
+metadata: {name: NAME}
+spec:
+  tiers:
+  - {name: dram, medium: DRAM, capacity: 8Mi, source: {path: MEDIA/NAME}}
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs a command; NAME.yaml in an argument is the manifest of the pool NAME."""
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(folder / "run"))
+    for name in ("one", "two"):
+        text = MANIFEST.replace("MEDIA", str(folder)).replace("NAME", name)
+        (folder / f"{name}.yaml").write_text(text)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [str(folder / a) if a.endswith(".yaml") else a for a in arguments])
+
+    yield call
+    for lock in [*(folder / "run").glob("*/daemon.h*.lock"), paths.api_lock_path()]:
+        pid = holder(lock)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def asked(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return json.load(answer)
+
+
+def up(run: Run, *arguments: str) -> Any:
+    done = run("up", *arguments, "-o", "json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_up_serves_all_pools_until_the_last_is_down(run: Run) -> None:
+    url = up(run, "-f", "one.yaml", "--api", "0")["api"]
+    assert url.startswith("http://127.0.0.1:")
+    pid = holder(paths.api_lock_path())
+    assert up(run, "-f", "two.yaml", "--api", "0")["api"] == url
+    assert holder(paths.api_lock_path()) == pid
+    seen = asked(url + "/v1/pools/local/one")
+    assert (seen["name"], seen["nodes"]["ready"]) == ("one", 1)
+    assert run("down", "one").exit_code == 0
+    assert holder(paths.api_lock_path()) == pid
+    assert run("down", "two").exit_code == 0
+    assert holder(paths.api_lock_path()) is None
+
+
+def test_up_port_taken_is_a_note_and_the_pool_is_up(run: Run) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = run("up", "-f", "one.yaml", "--api", str(other.getsockname()[1]))
+    assert done.exit_code == 0
+    assert "no status API: the status API cannot listen on 127.0.0.1" in done.stderr
+    assert "is ready" in done.stdout
+
+
+def test_up_without_api_starts_none(run: Run) -> None:
+    assert up(run, "-f", "one.yaml", "--no-api")["api"] is None
+    assert holder(paths.api_lock_path()) is None
+
+
+def test_up_packages_missing_is_a_note_or_an_error_when_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "NEEDED", ("fastapi", "no_such_package"))
+    refused = run("up", "-f", "one.yaml", "--api", "0")
+    assert refused.exit_code == 1
+    assert "needs no_such_package: pip install 'kvpool[api]'" in refused.stderr
+    assert not paths.pool_names()  # refused before anything was made
+    monkeypatch.setenv(api.PORT_ENV, "")
+    done = run("up", "-f", "one.yaml")
+    assert done.exit_code == 0
+    assert "--no-api" in done.stderr
+
+
+@pytest.mark.parametrize(("value", "port"), [("off", None), ("9999", 9999), ("", 9470)])
+def test_environment_says_where(monkeypatch: pytest.MonkeyPatch, value: str, port: int | None) -> None:
+    monkeypatch.setenv(api.PORT_ENV, value)
+    found = api.wanted(None, False)
+    assert (found.port if found else None) == port
+    assert api.wanted(1234, False) == api.Wanted(1234, asked=True)
+
+
+def test_api_command_elsewhere_without_token_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVPOOL_API_TOKEN", raising=False)
+    done = run("api", "--listen", "0.0.0.0", "--port", "0")
+    assert done.exit_code == 1
+    assert "KVPOOL_API_TOKEN" in done.stderr
