@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from kubernetes.aio import client, config
@@ -37,7 +38,7 @@ class Cluster:
 
     def __init__(self, api: client.ApiClient) -> None:
         self.api = api
-        self.requests: dict[str, int] = {}  # method -> count, for the metrics
+        self.counted: Callable[[str, str], None] = lambda _method, _plural: None  # told of each request
 
     @classmethod
     async def connect(cls) -> Cluster:
@@ -54,7 +55,7 @@ class Cluster:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """The object, or None."""
         try:
-            return await self._request("GET", kind.path(namespace, name))
+            return await self._request("GET", kind, kind.path(namespace, name))
         except ApiError as error:
             if error.code == 404:
                 return None
@@ -62,19 +63,22 @@ class Cluster:
 
     async def list(self, kind: Kind, namespace: str | None = None, labels: str = "") -> list[Object]:
         found = await self._request(
-            "GET", kind.path(namespace), query={"labelSelector": labels} if labels else {}
+            "GET", kind, kind.path(namespace), query={"labelSelector": labels} if labels else {}
         )
         return list(found.get("items") or [])
 
     async def create(self, body: Object, kind: Kind) -> Object:
         namespace = body["metadata"].get("namespace")
-        return await self._request("POST", kind.path(namespace), body, query={"fieldManager": FIELD_MANAGER})
+        return await self._request(
+            "POST", kind, kind.path(namespace), body, query={"fieldManager": FIELD_MANAGER}
+        )
 
     async def apply(self, body: Object, kind: Kind, subresource: str = "") -> Object:
         """Server-side apply; fields that somebody else has changed are taken back."""
         metadata = body["metadata"]
         return await self._request(
             "PATCH",
+            kind,
             kind.path(metadata.get("namespace"), metadata["name"], subresource),
             body,
             content_type=APPLY,
@@ -85,11 +89,12 @@ class Cluster:
         """Put `body` in place of the object of the version that it names."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
-        return await self._request("PUT", path, body, query={"fieldManager": FIELD_MANAGER})
+        return await self._request("PUT", kind, path, body, query={"fieldManager": FIELD_MANAGER})
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object) -> Object:
         return await self._request(
             "PATCH",
+            kind,
             kind.path(namespace, name),
             patch,
             content_type=MERGE,
@@ -102,7 +107,7 @@ class Cluster:
         if uid:
             body["preconditions"] = {"uid": uid}
         try:
-            await self._request("DELETE", kind.path(namespace, name), body)
+            await self._request("DELETE", kind, kind.path(namespace, name), body)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
@@ -110,13 +115,14 @@ class Cluster:
     async def _request(
         self,
         method: str,
+        kind: Kind,
         path: str,
         body: Object | None = None,
         *,
         content_type: str = JSON,
         query: dict[str, str] | None = None,
     ) -> Object:
-        self.requests[method] = self.requests.get(method, 0) + 1
+        self.counted(method, kind.plural)
         request = await self.api.param_serialize(
             method,
             path,

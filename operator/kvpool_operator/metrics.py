@@ -25,7 +25,7 @@ class Metrics:
         self.requests = Counter(
             "kvpool_operator_api_requests_total",
             "Requests to the API server, without watches.",
-            ["method"],
+            ["method", "resource"],
             registry=self.registry,
         )
         self.queue = Gauge(

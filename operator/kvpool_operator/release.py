@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 from collections.abc import Sequence
 
 from kvpool_operator import kinds
 from kvpool_operator.client import ApiError, Cluster
+from kvpool_operator.lease import RETRY_S
 from kvpool_operator.names import FINALIZER, LEASE
 
 log = logging.getLogger("kvpool.operator")
 
 IDENTITY = "uninstall"
+ROUNDS = 10
 HELD_S = 600  # long enough for helm to delete the operator, whose replicas wait for the lease meanwhile
 
 
 async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = ()) -> None:
     """Take the lease away from the operator, then the finalizer off every pool. Pools and blocks stay.
-
-    Pools that are being deleted lose their volumes first, as the operator would have done.
 
     Raises:  ApiError.
     """
@@ -37,14 +38,26 @@ async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = 
     }
     await cluster.apply(body, kinds.LEASE)
     log.info("lease_taken namespace=%s; the operator acts no more", namespace)
+    # A leader looks at its lease every RETRY_S; until then it may put a finalizer back.
+    for _ in range(ROUNDS):
+        await asyncio.sleep(RETRY_S * 1.5)
+        if not await _strip(cluster, namespaces):
+            return
+    raise ApiError("release", 409, "somebody puts finalizers back: is another kvpool operator running?")
+
+
+async def _strip(cluster: Cluster, namespaces: Sequence[str]) -> int:
+    """Take our finalizer off every pool; returns from how many."""
     pools = []
     for where in namespaces or (None,):
         pools += await cluster.list(kinds.POOL, where)
+    stripped = 0
     for pool in pools:
         metadata = pool["metadata"]
         others = [name for name in metadata.get("finalizers") or [] if name != FINALIZER]
         if len(others) == len(metadata.get("finalizers") or []):
             continue
+        stripped += 1
         try:
             await cluster.merge(
                 kinds.POOL, metadata["namespace"], metadata["name"], {"metadata": {"finalizers": others}}
@@ -53,3 +66,4 @@ async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = 
             if error.code != 404:
                 raise
         log.info("released pool=%s/%s", metadata["namespace"], metadata["name"])
+    return stripped

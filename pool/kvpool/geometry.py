@@ -74,7 +74,7 @@ class Geometry:
         return self
 
     def _with_extents(self, path: str | Path, extents: int, slots_most: int) -> Geometry:
-        """With the largest extents of which so many fit into the capacity: none is to be cut off at its end."""
+        """With the largest extents of which so many fit into the capacity; none is cut off at its end."""
         least, most = 1, slots_most
         while least < most:
             slots = (least + most + 1) // 2

@@ -1,4 +1,4 @@
-"""A region shrinks and grows under processes that store and load; whoever resizes dies at every step of it."""
+"""A region shrinks and grows under processes that store and load; whoever resizes dies at any step."""
 
 from __future__ import annotations
 

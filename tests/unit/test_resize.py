@@ -1,4 +1,4 @@
-"""A region's capacity changes while it is in use: what fits stays, what does not is evicted, memory follows."""
+"""A region's capacity changes while it is in use: what fits stays, the rest is evicted, memory follows."""
 
 from __future__ import annotations
 
