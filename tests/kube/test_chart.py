@@ -124,13 +124,14 @@ MAY = [
     *((OPERATOR, verb, "kvpools.kvpool.dev", "any") for verb in ("get", "list", "watch", "patch")),
     (OPERATOR, "patch", "kvpools.kvpool.dev/status", "any"),
     *((OPERATOR, verb, "kvpoolnodes.kvpool.dev", "any") for verb in ALL),
-    *((OPERATOR, verb, "daemonsets.apps", "any") for verb in ALL),
+    *((OPERATOR, verb, "daemonsets.apps", SYSTEM) for verb in ALL),
+    *((OPERATOR, verb, "daemonsets.apps", "") for verb in ("list", "watch")),
     *((OPERATOR, verb, "configmaps", "any") for verb in ALL),
-    *((OPERATOR, verb, "services", "any") for verb in ALL),
-    *((OPERATOR, verb, "serviceaccounts", "any") for verb in ALL),
+    *((OPERATOR, verb, "services", SYSTEM) for verb in ALL),
+    *((OPERATOR, verb, "serviceaccounts", SYSTEM) for verb in ALL),
     *((OPERATOR, verb, "persistentvolumeclaims", "any") for verb in ALL),
     *((OPERATOR, verb, "persistentvolumes", "") for verb in ALL),
-    *((OPERATOR, verb, "networkpolicies.networking.k8s.io", "any") for verb in ALL),
+    *((OPERATOR, verb, "networkpolicies.networking.k8s.io", SYSTEM) for verb in ALL),
     *((OPERATOR, verb, "roles.rbac.authorization.k8s.io", "any") for verb in ALL),
     *((OPERATOR, verb, "rolebindings.rbac.authorization.k8s.io", "any") for verb in ALL),
     *((OPERATOR, verb, "nodes", "") for verb in ("get", "list", "watch")),
@@ -156,6 +157,9 @@ MAY_NOT = [
     (OPERATOR, "list", "secrets", SYSTEM),
     (OPERATOR, "get", "secrets/other", SYSTEM),
     (OPERATOR, "create", "pods", "any"),
+    (OPERATOR, "create", "daemonsets.apps", "any"),
+    (OPERATOR, "delete", "services", "any"),
+    (OPERATOR, "create", "serviceaccounts", "any"),
     (OPERATOR, "create", "pods/exec", "any"),
     (OPERATOR, "delete", "kvpools.kvpool.dev", "any"),
     (OPERATOR, "patch", "nodes", ""),
@@ -236,8 +240,12 @@ def test_namespaced_operator_may_nothing_elsewhere(helm: Helm, apiserver: ApiSer
     try:
         for namespace, allowed in (("team-a", True), ("team-b", True), ("default", False), ("", False)):
             assert may(apiserver, OPERATOR, "list", "kvpools.kvpool.dev", namespace) is allowed
-            assert may(apiserver, OPERATOR, "patch", "daemonsets.apps", namespace) is allowed
+            assert may(apiserver, OPERATOR, "patch", "configmaps", namespace) is allowed
+            assert may(apiserver, OPERATOR, "watch", "daemonsets.apps", namespace) is allowed
+            assert not may(apiserver, OPERATOR, "patch", "daemonsets.apps", namespace)
             assert may(apiserver, API, "list", "kvpools.kvpool.dev", namespace) is allowed
         assert may(apiserver, OPERATOR, "list", "nodes", "")
+        for resource in ("daemonsets.apps", "kvpools.kvpool.dev"):
+            assert may(apiserver, OPERATOR, "patch", resource, SYSTEM)
     finally:
         helm(*UNINSTALL)

@@ -17,13 +17,7 @@
   resources: [kvpoolnodes/status]
   verbs: [get, patch, update]
 - apiGroups: [""]
-  resources: [configmaps, services, serviceaccounts, persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [apps]
-  resources: [daemonsets]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
+  resources: [configmaps, persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
@@ -31,6 +25,19 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+{{- end }}
+
+{{/* What it makes in its own namespace, where the daemons run, and nowhere else: (list VERB...). */}}
+{{- define "kvpool.operator.daemonRules" -}}
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [{{ join ", " . }}]
+- apiGroups: [apps]
+  resources: [daemonsets]
+  verbs: [{{ join ", " . }}]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [{{ join ", " . }}]
 {{- end }}
 
 {{/* What it may do to objects that belong to no namespace. */}}
