@@ -229,6 +229,20 @@ def test_every_image_is_the_one_of_the_values(helm: Helm, case: str) -> None:
         assert spec.get("imagePullSecrets", []) == secrets, name
 
 
+@each_case
+def test_every_argument_is_one_that_the_program_knows(helm: Helm, case: str) -> None:
+    programs = {"kvpool_operator": "__main__.py", "kvpool_operator.api": "api.py"}
+    for name, spec in pods(helm.objects(CASES[case])):
+        (container,) = spec["containers"]
+        if container["command"][1] != "-m":
+            continue
+        source = ROOT / "operator" / "kvpool_operator" / programs[container["command"][2]]
+        if source.exists():
+            known = set(re.findall(r'"(--[a-z-]+)"', source.read_text()))
+            given = {argument.partition("=")[0] for argument in container["args"]}
+            assert given <= known, name
+
+
 # --- rights -------------------------------------------------------------------------------------------------
 
 
