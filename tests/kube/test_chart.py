@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_install_upgrade_and_uninstall_keep_the_crds(helm: Helm, apiserver: ApiS
     assert "kvpool" not in left
     helm(*INSTALL)  # and the kept CRDs are taken up again
     helm(*UNINSTALL)
+
+
+def test_helm_test_program_tells_who_answers(apiserver: ApiServer) -> None:
+    # The API speaks TLS, as the webhook does.
+    program = CHART / "files" / "test.py"
+    address = apiserver.url.replace("127.0.0.1", "localhost")
+    done = subprocess.run(
+        [sys.executable, str(program), address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{address} answers\n")
 
 
 # --- rights -------------------------------------------------------------------------------------------------
