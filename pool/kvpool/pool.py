@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from kvpool.buffers import Blocks, Pages, to_native
-from kvpool.errors import KvpoolError, MediumUnavailable
+from kvpool.errors import KvpoolError
 from kvpool.keys import KeyBatch
+from kvpool.opened import Opened, spec_of
 from kvpool.outcomes import (
     CODE_BY_REASON,
     HIT,
@@ -23,18 +23,13 @@ from kvpool.outcomes import (
     MissReason,
     StoreResult,
 )
-from kvpool.paths import default_host, manifest_path, pool_names, region_path
-from kvpool.region import Region, Role
+from kvpool.region import Role
 from kvpool.report import Counters
 from kvpool.spec import PoolSpec
 from kvpool.tiers.base import Tier
-from kvpool.tiers.mapped import MappedTier
-
-log = logging.getLogger(__name__)
 
 _NEVER_STORED = CODE_BY_REASON[MissReason.NEVER_STORED]
 _WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
-_MAPPED = ("DRAM", "CXL")
 # How long an answer to "is this namespace known?" is good: it only names the reason of a miss.
 _NAMESPACES_FRESH_S = 5.0
 
@@ -45,50 +40,47 @@ class Pool:
     Threads: any thread may call; copies run without the GIL. Two running calls must not share a buffer.
     """
 
-    def __init__(self, tiers: Sequence[Tier], name: str = "") -> None:
+    def __init__(self, tiers: Sequence[Tier], name: str = "", *, opened: Opened | None = None) -> None:
+        """`opened`: how the tiers were opened, by which the pool follows its manifest."""
         if not tiers:
             raise KvpoolError(
                 f"pool {name}: no tier can be opened here; it needs at least one DRAM or CXL tier"
             )
         self.name = name
         self.tiers: tuple[Tier, ...] = tuple(tiers)
+        self._opened = opened
         self._strangers: dict[bytes, tuple[float, bool]] = {}
 
     @classmethod
     def open(cls, target: str | Path | PoolSpec, *, host: int | None = None, role: Role = "engine") -> Pool:
         """Attaches to the tiers of a pool that `kvpool up` or the operator has provisioned.
 
+        While it is open it follows the manifest of the pool that runs: tiers come and go.
         `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this
         process's host (shard of shared tiers), by default KVPOOL_HOST, or what the pool's daemon says, or 0.
 
         Raises: ManifestError, MediumUnavailable (a tier that is not optional cannot be opened), RegionError.
         """
-        spec = target if isinstance(target, PoolSpec) else _spec_of(target)
-        host = default_host(spec.name) if host is None else host
-        if not 0 <= host < spec.hosts:
-            raise KvpoolError(
-                f"pool {spec.name}: host {host} does not exist; the manifest has spec.hosts: {spec.hosts}. "
-                f"Set KVPOOL_HOST to 0..{spec.hosts - 1}."
-            )
-        tiers: list[Tier] = []
+        spec = target if isinstance(target, PoolSpec) else spec_of(target)
+        opened = Opened(spec.name, role, host)
+        tiers = opened.open(spec)
         try:
-            for t in spec.tiers:
-                try:
-                    if t.medium not in _MAPPED:
-                        raise MediumUnavailable(f"tier {t.name}: medium {t.medium} is not in this version")
-                    path = region_path(spec, t, host)
-                    region = Region.attach(path, host=spec.shard_of(t, host), role=role)
-                except KvpoolError as e:
-                    if not t.optional:
-                        raise
-                    log.warning("tier_skipped pool=%s tier=%s reason=%s", spec.name, t.name, e)
-                    continue
-                tiers.append(MappedTier(t.name, t.medium, t.shared, region))
-            return cls(tiers, spec.name)
+            return cls(tiers, spec.name, opened=opened)
         except BaseException:
             for tier in tiers:
                 tier.close()
             raise
+
+    def _current(self) -> tuple[Tier, ...]:
+        """The tiers as the manifest has them now; looked at once a second.
+
+        A tier that goes is left when the last call that uses it is over: nothing here keeps it then.
+        """
+        tiers = self.tiers
+        after = tiers if self._opened is None else self._opened.follow(tiers)
+        if after is not tiers:
+            self.tiers = after
+        return after
 
     def close(self) -> None:
         """Leaves all tiers."""
@@ -108,8 +100,9 @@ class Pool:
 
         A hit is no promise: the block may be evicted before it is loaded, which is then a miss.
         """
-        codes = self.tiers[0].lookup(keys).codes
-        for tier in self.tiers[1:]:
+        tiers = self._current()
+        codes = tiers[0].lookup(keys).codes
+        for tier in tiers[1:]:
             missing = [i for i, c in enumerate(codes) if c != HIT]
             if not missing:
                 break
@@ -117,7 +110,7 @@ class Pool:
         codes = self._name_strangers(keys, codes)
         if count:
             hits = codes.count(HIT)
-            self.tiers[0].record(len(codes), hits, _reasons(codes))
+            tiers[0].record(len(codes), hits, _reasons(codes))
         return LookupResult(codes)
 
     def load(self, keys: KeyBatch, out: Blocks, *, count: bool = True) -> LoadResult:
@@ -130,10 +123,11 @@ class Pool:
         Raises:  BufferShapeError, before anything is copied. Never for a miss, a full tier or a dead tier.
         Source:  DESIGN 4.4; PROTOCOL 2.
         """
-        first = self.tiers[0].load(keys, out)
+        tiers = self._current()
+        first = tiers[0].load(keys, out)
         codes, loaded = first.codes, first.bytes_loaded
         served = [codes.count(HIT)]
-        for tier in self.tiers[1:]:
+        for tier in tiers[1:]:
             missing = [i for i, c in enumerate(codes) if c != HIT]
             if not missing:
                 break
@@ -143,8 +137,8 @@ class Pool:
             loaded += part.bytes_loaded
         codes = self._name_strangers(keys, codes)
         if count:
-            self.tiers[0].record(len(codes) - sum(served[1:]), served[0], _reasons(codes))
-            for tier, hits in zip(self.tiers[1:], served[1:], strict=False):
+            tiers[0].record(len(codes) - sum(served[1:]), served[0], _reasons(codes))
+            for tier, hits in zip(tiers[1:], served[1:], strict=False):
                 if hits:
                     tier.record(hits, hits)
         return LoadResult(codes, loaded)
@@ -160,8 +154,9 @@ class Pool:
         Source:  DESIGN 4.3; PROTOCOL 1.
         """
         to_native(blocks, len(keys), keys.namespace.block_bytes, writable=False)  # all tiers or none
-        codes = self.tiers[0].store(keys, blocks).codes
-        for tier in self.tiers[1:]:
+        tiers = self._current()
+        codes = tiers[0].store(keys, blocks).codes
+        for tier in tiers[1:]:
             codes = bytes(map(_better_store, codes, tier.store(keys, blocks).codes))
         return StoreResult(codes)
 
@@ -197,20 +192,6 @@ class Pool:
         )
         self._strangers[digest] = (now, stranger)
         return stranger
-
-
-def _spec_of(target: str | Path) -> PoolSpec:
-    path = Path(target)
-    if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
-        return PoolSpec.from_file(path)
-    kept = manifest_path(str(target))
-    if not kept.is_file():
-        running = ", ".join(pool_names()) or "none"
-        raise MediumUnavailable(
-            f"pool {target}: no pool of this name on this machine (there are: {running}). "
-            "Start it with 'kvpool up -f pool.yaml', or give the path of its manifest."
-        )
-    return PoolSpec.from_file(kept)
 
 
 def _select(blocks: Blocks, indices: Sequence[int]) -> Blocks:

@@ -1,4 +1,4 @@
-"""A region shrinks and grows under processes that store and load; whoever resizes dies at any step."""
+"""A region shrinks and grows under processes that use it; whoever resizes it dies at every step."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ void look(Region& region) {
   std::vector<uint8_t> codes(g_keys.size());
   refused_or([&] { region.lookup(g_keys.data(), g_keys.size(), codes.data()); });
   refused_or([&] { region.check(); });
-  refused_or([&] { region.counters(); });
+  refused_or([&] { region.counters(0, region.superblock().host_count); });
   refused_or([&] { region.participants(); });
   refused_or([&] {
     std::vector<NamespaceUsage> namespaces;

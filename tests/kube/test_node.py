@@ -13,6 +13,7 @@ import pytest
 
 from kube.apiserver import ApiServer
 from kube.nodes import MINIMAL_CRD, ROOT, Node, dram, until
+from kube.relay import Relay
 from kvpool import KeyBatch, Pool
 from strategies import namespace as block_namespace
 from strategies import region_folder
@@ -158,6 +159,32 @@ def test_node_killed_and_restarted_without_the_api_serves_the_same_blocks(
     node.stop()
 
 
+def test_node_serves_on_while_the_api_is_away_then_catches_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.folder.mkdir(parents=True)
+    node.assign([dram("dram", node.folder)])
+    with Relay(node.api.port) as relay:
+        kubeconfig = node.runtime / "relay.kubeconfig"
+        kubeconfig.write_text(node.api.kubeconfig.read_text().replace(f":{node.api.port}", f":{relay.port}"))
+        node.environment = {"KUBECONFIG": str(kubeconfig)}
+        node.start()
+        node.ready()
+        relay.cut()
+        with open_pool(node, monkeypatch) as pool:
+            pool.store(keys(0, 64), content(0, 64))
+            node.assign([dram("dram", node.folder), dram("more", node.folder)])
+            until(lambda: "cluster_failed" in node.log.read_text(), what="noticed")
+            assert node.http("/readyz")[0] == 200
+            assert node.http("/healthz")[0] == 200
+            assert hits(pool, 0, 64) == 64
+        assert node.observed() == {}
+        relay.connect()
+        status = node.ready()
+    assert [tier["name"] for tier in status["tiers"]] == ["dram", "more"]
+    until(lambda: node.status()["hits"] == 64, what="the counters")
+
+
 def nowhere(node: Node) -> Path:
     """A kubeconfig of an API that nobody answers at."""
     path = node.runtime / "nowhere.kubeconfig"
@@ -196,6 +223,35 @@ def test_node_tiers_come_and_go_without_a_restart(node: Node, monkeypatch: pytes
     assert node.process.poll() is None
     with open_pool(node, monkeypatch) as pool:
         assert len(pool.tiers) == 1
+
+
+def test_node_tier_grows_and_shrinks_under_an_engine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.folder.mkdir(parents=True)
+    node.assign([dram("dram", node.folder, "16Mi")])
+    node.start()
+    node.ready()
+    region = node.folder / "dram.region"
+    with open_pool(node, monkeypatch) as pool:
+        pool.store(keys(0, 1000), content(0, 1000))
+        node.assign([dram("dram", node.folder, "32Mi")])
+        until(lambda: capacity(node) == 32 << 20, what="grown")
+        assert hits(pool, 0, 1000) == 1000
+        pool.store(keys(1000, 5000), content(1000, 5000))
+        assert hits(pool, 1000, 5000) == 5000
+        node.assign([dram("dram", node.folder, "16Mi")])
+        until(lambda: capacity(node) == 16 << 20 and region.stat().st_blocks * 512 < 18 << 20, what="shrunk")
+        assert 0 < hits(pool, 0, 6000) < 4096
+        assert pool.store(keys(10000, 500), content(10000, 500)).stored_count == 500
+    node.assign([dram("dram", node.folder, "1Ti")])
+    until(lambda: any("room for" in problem for problem in node.status()["problems"]), what="refused")
+    assert node.http("/readyz")[0] == 503
+    node.assign([dram("dram", node.folder, "16Mi")])
+    node.ready()
+
+
+def capacity(node: Node) -> int:
+    (tier,) = node.status()["tiers"]
+    return int(tier["capacityBytes"])
 
 
 def test_node_removing_leaves_nothing_and_says_so(node: Node) -> None:
@@ -259,13 +315,12 @@ def test_nodes_share_a_tier_and_one_takes_over_what_a_drained_one_had(
     b.assign(tiers, hosts=2, state="Draining")
     drained = until(lambda: condition(b, "Drained"), what="Drained is told")
     assert (drained["status"], drained["reason"]) == ("False", "WaitingForAdoption")
+    with open_pool(b, monkeypatch) as engine_b:
+        assert engine_b.store(keys(500, 8), content(500, 8)).stored_count == 0
+        assert hits(engine_b, 0, 64) == 64
     a.assign(tiers, hosts=2, adopt=[{"shard": 1, "epoch": 7}])
     until(lambda: (condition(b, "Drained") or {}).get("status") == "True", what="drained")
-    (tier,) = a.ready()["tiers"]
-    assert [(s["shard"], s["owner"], s["epoch"], s["settled"]) for s in tier["shards"]] == [
-        (0, 0, 0, True),
-        (1, 0, 7, True),
-    ]
+    until(lambda: owners(a) == [(0, 0, 0, True), (1, 0, 7, True)], what="adopted")
     assert [e["reason"] for e in a.status()["events"]].count("ShardAdopted") == 1
     with open_pool(a, monkeypatch) as engine_a:
         assert hits(engine_a, 0, 64) == 64
@@ -276,6 +331,11 @@ def test_nodes_share_a_tier_and_one_takes_over_what_a_drained_one_had(
     a.assign(tiers, hosts=2, state="Removing")
     until(lambda: a.status().get("removed"))
     assert not (memory / "cxl").exists()
+
+
+def owners(node: Node) -> list[tuple[int, int, int, bool]]:
+    (tier,) = node.status()["tiers"]
+    return [(s["shard"], s["owner"], s["epoch"], s["settled"]) for s in tier["shards"]]
 
 
 def condition(node: Node, kind: str) -> dict[str, Any] | None:

@@ -146,7 +146,7 @@ void keeper_call(Region& r, Dice& dice, Ground& g) {
       for (const ShardUsage& u : r.usage(namespaces, true))
         ensure(u.used_bytes <= u.capacity_bytes || g.medium_may_fail, "more is used than there is");
       r.participants();
-      r.counters();
+      r.counters(0, r.superblock().host_count);
       ensure(r.copies_right() == 2 || g.medium_may_fail, "a copy of the superblock is damaged");
       ensure(r.participant() < r.superblock().participant_count && r.generation() != 0, "no participant");
       break;

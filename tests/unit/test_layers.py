@@ -38,6 +38,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.buffers": 1,
     "kvpool.tiers": 2,
     "kvpool.placement": 2,
+    "kvpool.opened": 3,
     "kvpool.pool": 3,
     "kvpool.provision": 3,
     "kvpool.regions_here": 3,
