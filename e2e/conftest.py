@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +13,15 @@ import pytest
 from cluster import images, programs
 from cluster.cluster import Cluster
 from cluster.places import Places
-from kube import Kube, KubeError, Object, ready, wait_for
+from kube import Kube, Object, ready
 from pools import START_S, Client, KVPool, cxl, dram
-
-ROOT = Path(__file__).resolve().parents[1]
-CHART = ROOT / "charts" / "kvpool"
-RESULT = ROOT / "e2e.json"
-RELEASE, SYSTEM = "kvpool", "kvpool-system"
-NAMESPACE = "e2e"
-SHARED = "/dev/shm/shared"  # one memory for all nodes of the cluster of e2e/cluster
-
-begun = time.monotonic()
+from release import NAMESPACE, RELEASE, SHARED, SYSTEM, Facts, MakePool, Target, install, restarts
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-
-
-@dataclass
-class Target:
-    """The cluster under test. `own` is None when it is somebody else's: then no node can be switched off."""
-
-    kube: Kube
-    image: str
-    own: Cluster | None
-    nodes: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="session")
@@ -97,37 +77,9 @@ def own(target: Target) -> Cluster:
     return target.own
 
 
-class Facts:
-    """What e2e.json tells."""
-
-    def __init__(self) -> None:
-        self.known: Object = {}
-
-    def tell(self, **facts: Any) -> None:
-        self.known.update(facts)
-        RESULT.write_text(json.dumps(self.known, indent=1) + "\n")
-
-
 @pytest.fixture(scope="session")
 def facts() -> Facts:
     return Facts()
-
-
-def install(target: Target, *more: str) -> None:
-    repository, _, tag = target.image.rpartition(":")
-    target.kube.helm(
-        "upgrade",
-        "--install",
-        RELEASE,
-        str(CHART),
-        "--namespace",
-        SYSTEM,
-        "--create-namespace",
-        "--wait",
-        "--timeout=120s",
-        f"--set=image.repository={repository},image.tag={tag}",
-        *more,
-    )
 
 
 @pytest.fixture(scope="session")
@@ -144,9 +96,6 @@ def release(target: Target, facts: Facts) -> str:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
     )
     return RELEASE
-
-
-MakePool = Callable[..., KVPool]
 
 
 @pytest.fixture
@@ -196,36 +145,14 @@ def clients(main_pool: KVPool, target: Target) -> list[Client]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_restarts(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothingrestarts(request: pytest.FixtureRequest) -> Iterator[None]:
     """The operator does not crash while a test runs, unless the test says that it kills it."""
     if "target" not in request.fixturenames or request.node.get_closest_marker("kills_operator"):
         yield
         return
     kube: Kube = request.getfixturevalue("target").kube
-    before = _restarts(kube)
+    before = restarts(kube)
     yield
-    after = _restarts(kube)
+    after = restarts(kube)
     grown = {name: count for name, count in after.items() if count > before.get(name, count)}
     assert not grown, f"containers of {SYSTEM} crashed during the test: {grown}"
-
-
-def _restarts(kube: Kube) -> dict[str, int]:
-    try:
-        pods = kube.all("pods", SYSTEM)
-    except KubeError:
-        return {}
-    return {
-        pod["metadata"]["name"]: sum(c["restartCount"] for c in pod["status"].get("containerStatuses") or [])
-        for pod in pods
-    }
-
-
-def operator_ready(kube: Kube) -> bool:
-    pods = kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator")
-    assert pods, "no pod of the operator"
-    assert all(ready(pod) for pod in pods), [pod["status"].get("conditions") for pod in pods]
-    return True
-
-
-def wait_operator(kube: Kube, seconds: float = 60) -> None:
-    wait_for("the operator is Ready", seconds, lambda: operator_ready(kube))

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from conftest import SHARED, Target
 from kube import Kube, KubeError, Object, ready, wait_for
 from pools import HOSTNAME, RESTRICTED
+from release import SHARED, Target
 
 NAMESPACE = "e2e-cluster"
 

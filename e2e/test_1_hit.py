@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from conftest import NAMESPACE, RELEASE, SHARED, SYSTEM, Facts, Target
 from kube import Kube, wait_for
 from pools import LABEL, START_S, Client, KVPool, cxl, dram, wait_stable_counts
+from release import NAMESPACE, RELEASE, SHARED, SYSTEM, Facts, Target
 
 POOL = "hit"
 BLOCKS = 64

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cluster.cluster import Cluster
-from conftest import NAMESPACE, Facts, Target
 from kube import Object, wait_for
 from pools import HOSTNAME, LABEL, RESTRICTED, KVPool, counted, scripts, wait_stable_counts
+from release import NAMESPACE, Facts, Target
 
 POOL = "engines"
 ROOT = Path(__file__).resolve().parents[1]

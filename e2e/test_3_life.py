@@ -7,9 +7,9 @@ import time
 import pytest
 
 from cluster.cluster import Cluster
-from conftest import NAMESPACE, SHARED, MakePool, Target
 from kube import Kube, Object, wait_for
 from pools import LABEL, SETTLE_S, START_S, Client, KVPool, cxl, dram, must_tell_the_truth
+from release import NAMESPACE, SHARED, MakePool, Target
 
 POOL = "life"
 SERIES, BLOCKS = "life", 64

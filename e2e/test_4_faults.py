@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cluster.cluster import Cluster
-from conftest import NAMESPACE, SYSTEM, MakePool, Target, wait_operator
 from kube import Kube, ready, wait_for
 from pools import SETTLE_S, START_S, Client, KVPool, dram, must_tell_the_truth
+from release import NAMESPACE, OPERATOR, SYSTEM, MakePool, Target, wait_operator
 
 POOL = "faults"
 SERIES, BLOCKS = "faults", 64
@@ -30,7 +30,7 @@ def must_be_well(pool: KVPool, clients: list[Client], seconds: float = SETTLE_S)
 
 
 def kill_operator(kube: Kube) -> None:
-    for pod in kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator"):
+    for pod in kube.all("pods", SYSTEM, OPERATOR):
         name = pod["metadata"]["name"]
         kube.kubectl("delete", "pod", name, "-n", SYSTEM, "--grace-period=0", "--force", "--wait=false")
 
@@ -77,18 +77,14 @@ def test_operator_killed_while_pools_come_and_go(make_pool: MakePool, kube: Kube
 
 @pytest.mark.kills_operator
 def test_operator_away_then_catches_up(main_pool: KVPool, clients: list[Client], kube: Kube) -> None:
-    kube.kubectl(
-        "scale", "deploy", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--replicas=0"
-    )
-    wait_for("no operator", 60, lambda: not kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator"))
+    kube.kubectl("scale", "deploy", "-n", SYSTEM, "-l", OPERATOR, "--replicas=0")
+    wait_for("no operator", 60, lambda: not kube.all("pods", SYSTEM, OPERATOR))
     clients[0].store("meanwhile", 8)
     clients[1].must_hit("meanwhile", 8)
     main_pool.apply(eviction={"highWatermark": 95, "lowWatermark": 85})
     new = KVPool(kube, NAMESPACE, "meanwhile", {"tiers": [dram(capacity="32Mi")], "deletionPolicy": "Delete"})
     new.apply()
-    kube.kubectl(
-        "scale", "deploy", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--replicas=2"
-    )
+    kube.kubectl("scale", "deploy", "-n", SYSTEM, "-l", OPERATOR, "--replicas=2")
     wait_operator(kube)
     must_be_well(main_pool, clients)
     new.wait_settled(START_S, nodes=2)

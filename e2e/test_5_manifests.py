@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from conftest import NAMESPACE
 from kube import Kube, KubeError, Object
 from pools import KVPool, cxl, dram
+from release import NAMESPACE
 
 PATH = "/dev/shm/shared/refused.region"
 
@@ -68,7 +68,7 @@ def test_change_of_what_is_fixed_is_refused(kube: Kube, release: str, change: Ob
 
 
 def test_examples_are_accepted(kube: Kube, release: str) -> None:
-    from conftest import ROOT
+    from release import ROOT
 
     for path in sorted((ROOT / "charts" / "kvpool").rglob("examples/*.yaml")):
         kube.kubectl("apply", "--dry-run=server", "-n", NAMESPACE, "-f", str(path))

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from conftest import NAMESPACE, SYSTEM, Facts, wait_operator
 from kube import Kube, Object, wait_for
 from pools import API_VERSION, dram
+from release import NAMESPACE, OPERATOR, SYSTEM, Facts, wait_operator
 
 NOWHERE = {"e2e.kvpool.dev/none": "yes"}
 
@@ -69,7 +69,7 @@ def test_50_pools_come_and_go(kube: Kube, release: str, facts: Facts) -> None:
 def test_fresh_operator_reconciles_100_pools_and_then_is_silent(
     kube: Kube, release: str, facts: Facts
 ) -> None:
-    scale = ("scale", "deploy", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
+    scale = ("scale", "deploy", "-n", SYSTEM, "-l", OPERATOR)
     kube.kubectl(*scale, "--replicas=0")
     kube.apply(*bodies("hundred", 100))
     kube.kubectl(*scale, "--replicas=1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import NAMESPACE, RELEASE, SYSTEM, Facts, Target, install
 from kube import Kube, wait_for
 from pools import LABEL, START_S, Client, KVPool, dram
+from release import NAMESPACE, RELEASE, SYSTEM, Facts, Target, install
 
 
 @pytest.mark.kills_operator
