@@ -47,7 +47,7 @@ hooks: $(VENV)/.installed
 
 # --- everyday --------------------------------------------------------------------------------------------------------------------
 
-.PHONY: fmt generate check check-python check-native check-tests check-chart test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-kube test-engine engine-env demo bench clean distclean
+.PHONY: fmt generate check check-python check-native check-tests check-chart test test-slow test-crash test-damage test-fuzz test-sanitize test-sim test-kube test-engine engine-env demo bench bench-api test-api clean distclean
 fmt: $(VENV)/.installed ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -126,6 +126,15 @@ demo: $(VENV)/.installed ## two vLLM engines share one pool; SMALL=1 for the sho
 
 bench: $(VENV)/.installed ## load, store and lookup against memcpy of the same buffers
 	@$(BIN)/python tests/bench/run.py
+
+bench-api: $(VENV)/.installed ## the status API with 1,000 pools and 5,000 nodes, 200 requests a second, 500 event streams
+	@$(BIN)/python tests/bench/status_api.py
+
+# The long form of the generated requests; the short one is part of make test.
+test-api: export KVPOOL_API_EXAMPLES ?= 200
+test-api: $(VENV)/.installed ## the status API: generated requests, Redis, the dashboard in Chromium
+	@.ci/system --api
+	@$(BIN)/pytest --timeout=1800 -m 'not engine and not gpu' tests/api
 
 # --- portability -----------------------------------------------------------------------------------------------------------------
 

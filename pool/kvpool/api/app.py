@@ -41,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
         tasks = [
             asyncio.create_task(_for_ever("source", service.source.run)),
             asyncio.create_task(_for_ever("recorder", recorder.run)),
+            asyncio.create_task(_for_ever("streams", service.streams.end_stuck)),
         ]
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Response
@@ -14,7 +15,6 @@ from kvpool.api.status import Key
 from kvpool.api.streams import Reader, Streams
 
 BEAT_S = 10.0  # a comment when nothing happens: proxies close what is silent, and readers notice a dead API
-SEND_S = 30.0  # a reader that takes nothing for so long is gone
 RETRY_MS = 3000
 
 EXAMPLE = """\
@@ -49,15 +49,23 @@ class EventStream(Response):
         self.headers["x-accel-buffering"] = "no"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = self._reader
+        reader.task = asyncio.current_task()
         leaving = asyncio.ensure_future(_left(receive))
+        leaving.add_done_callback(lambda _: reader.wake())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for piece in self._pieces(leaving):
-                sending = send({"type": "http.response.body", "body": piece, "more_body": True})
-                await asyncio.wait_for(sending, SEND_S)
+                reader.sending_since = time.monotonic()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                reader.sending_since = None
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (asyncio.TimeoutError, OSError):
-            pass  # who does not read is not waited for
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            if reader.sending_since is None:
+                raise
+            # Who takes nothing is not waited for.
         finally:
             leaving.cancel()
             self._streams.remove(self._key, self._reader)
@@ -65,17 +73,11 @@ class EventStream(Response):
     async def _pieces(self, leaving: asyncio.Future[None]) -> AsyncIterator[bytes]:
         yield b"retry: %d\n\n" % RETRY_MS
         reader = self._reader
-        while not self._streams.closing:
-            waking = asyncio.ensure_future(reader.wake.wait())
-            done, _ = await asyncio.wait(
-                (waking, leaving), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            waking.cancel()
-            if leaving in done:
+        while True:
+            await reader.wait(BEAT_S)
+            if leaving.done() or self._streams.closing:
                 return
-            waiting = reader.take() if waking in done else [b": beat\n\n"]
-            if waiting:
-                yield b"".join(waiting)
+            yield b"".join(reader.take()) or b": beat\n\n"
             if reader.gone:
                 return
 

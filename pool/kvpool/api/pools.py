@@ -44,7 +44,7 @@ UNCHANGED: dict[int | str, dict[str, Any]] = {
 ERRORS = documented(401, 404, 422, 429, 503)
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:  # async: else it gets a thread for each request
     service: Service = request.app.state.service
     return service
 
@@ -52,7 +52,7 @@ def service_of(request: Request) -> Service:
 async def caller_of(
     request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> Caller:
-    return await service_of(request).caller(authorization)
+    return await (await service_of(request)).caller(authorization)
 
 
 ServiceOf = Annotated[Service, Depends(service_of)]

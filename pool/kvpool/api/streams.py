@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from kvpool.api.problem import ApiError
 from kvpool.api.status import Board, Key, PoolStatus
 
 CHANGES_MAX = 64  # kept for a reader that is slow
+SEND_S = 30.0  # a reader that takes nothing for so long is gone
+WAKE_AT_ONCE = 10
 
 
 def message(event: str, data: bytes, number: int | None = None) -> bytes:
@@ -29,7 +32,9 @@ def message(event: str, data: bytes, number: int | None = None) -> bytes:
 class Reader:
     """What one stream has still to send: the newest status, and the latest changes of state."""
 
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    waiter: asyncio.Future[None] | None = None
+    sending_since: float | None = None  # monotonic; while it is not taken
+    task: asyncio.Task[None] | None = None
     status: bytes | None = None
     changes: deque[bytes] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     gone: bool = False
@@ -40,8 +45,23 @@ class Reader:
         waiting = [*self.changes, *([self.status] if self.status is not None else [])]
         self.changes.clear()
         self.status = None
-        self.wake.clear()
         return waiting
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until something waits, or the time is up. One future and one timer: there are many readers."""
+        if self.changes or self.status is not None or self.gone:
+            return
+        loop = asyncio.get_running_loop()
+        self.waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, self.wake)
+        try:
+            await self.waiter
+        finally:
+            timer.cancel()
 
 
 @dataclass
@@ -65,6 +85,8 @@ class Streams:
         self._metrics, self._clock, self._max = metrics, clock, streams_max
         self._channels: dict[Key, Channel] = {}
         self._open = 0
+        self._due: dict[Reader, None] = {}
+        self._waking: asyncio.Task[None] | None = None
         self.closing = False
         board.listen(self._news)  # both live as long as the service
 
@@ -73,7 +95,7 @@ class Streams:
         self.closing = True
         for channel in self._channels.values():
             for reader in channel.readers:
-                reader.wake.set()
+                reader.wake()
 
     def __len__(self) -> int:
         return self._open
@@ -89,7 +111,6 @@ class Streams:
             channel = self._channels[status.key] = Channel(Meter(), status.observed_at)
             channel.meter.step(status.series)
         reader = Reader(status=self._status_message(status, Amount(), 0.0))
-        reader.wake.set()
         channel.readers.add(reader)
         self._open += 1
         self._metrics.streams.set(self._open)
@@ -121,7 +142,31 @@ class Streams:
             reader.status = newest
             reader.changes.extend(changes)
             reader.gone = after is None
-            reader.wake.set()
+            if reader.waiter is not None and not reader.waiter.done():
+                self._due[reader] = None
+        if self._due and self._waking is None:
+            self._waking = asyncio.ensure_future(self._wake())
+
+    async def _wake(self) -> None:
+        """Wake readers some at a time: many at once would keep requests waiting."""
+        try:
+            while self._due:
+                for reader in list(self._due)[:WAKE_AT_ONCE]:
+                    del self._due[reader]
+                    reader.wake()
+                await asyncio.sleep(0)
+        finally:
+            self._waking = None
+
+    async def end_stuck(self) -> None:
+        """Ends for ever the streams whose readers take nothing."""
+        while True:
+            await asyncio.sleep(SEND_S / 4)
+            late = time.monotonic() - SEND_S
+            for channel in list(self._channels.values()):
+                for reader in channel.readers:
+                    if reader.task and reader.sending_since is not None and reader.sending_since < late:
+                        reader.task.cancel()
 
     def _status_message(self, status: PoolStatus, amount: Amount, interval_s: float) -> bytes:
         interval = {
