@@ -35,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="/metrics without a token, for a network that is closed otherwise",
     )
+    parser.add_argument("--redis", metavar="URL", help=f"keep the history there; else {server.REDIS_ENV}")
     given = parser.parse_args(arguments)
     server.start_logging()
     try:
         source = ClusterSource(namespaces=given.namespace)
         service = Service(
             source,
+            history=server.history_for(given.redis),
             access=_access(given.auth, given.listen, given.token_file, source),
             hosts=server.hosts_for(given.listen, []) if given.auth == "none" else None,
             open_metrics=given.open_metrics or given.auth == "none",

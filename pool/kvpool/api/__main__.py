@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--allow-host", action="append", default=[], help="another name by which it may be asked"
     )
     parser.add_argument("--companion", type=int, metavar="FD", help=argparse.SUPPRESS)
+    parser.add_argument("--redis", metavar="URL", help=f"keep the history there; else {server.REDIS_ENV}")
     given = parser.parse_args(arguments)
     server.start_logging()
     try:
@@ -44,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _accompany(listener, closing)
             access = server.access_for(given.listen, server.static_token(given.token_file))
             hosts = server.hosts_for(given.listen, given.allow_host)
-            server.serve(Service(LocalSource(), access=access, hosts=hosts), listener)
+            server.serve(
+                Service(LocalSource(), history=server.history_for(given.redis), access=access, hosts=hosts),
+                listener,
+            )
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

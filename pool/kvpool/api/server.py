@@ -13,11 +13,13 @@ from kvpool.api import DEFAULT_PORT as DEFAULT_PORT
 from kvpool.api.access import Access, OpenAccess, TokenAccess
 from kvpool.api.app import create_app
 from kvpool.api.guard import LOOPBACK_NAMES
+from kvpool.api.history import History, MemoryHistory
 from kvpool.api.service import Service
 from kvpool.daemon.log import log_to_stderr
 from kvpool.errors import KvpoolError
 
 TOKEN_ENV = "KVPOOL_API_TOKEN"
+REDIS_ENV = "KVPOOL_API_REDIS"
 END_S = 3  # what is still open after so long is cut off
 
 
@@ -61,6 +63,24 @@ def access_for(address: str, token: str | None) -> Access:
         f"{address} can be reached from other machines: set {TOKEN_ENV} or --token-file, "
         "or listen on 127.0.0.1."
     )
+
+
+def history_for(url: str | None) -> History:
+    """In Redis when a URL is given, else when the environment has one, else in memory.
+
+    Raises:  KvpoolError for a URL that is none, or when the package is missing.
+    """
+    url = url or os.environ.get(REDIS_ENV)
+    if not url:
+        return MemoryHistory()
+    try:
+        from kvpool.api.shared_history import RedisHistory  # late: a package of its own
+
+        return RedisHistory(url)
+    except ImportError:
+        raise KvpoolError("a history in Redis needs its client: pip install 'kvpool[redis]'.") from None
+    except ValueError:
+        raise KvpoolError(f"{REDIS_ENV} is no URL of a Redis; write redis://HOST:6379/0.") from None
 
 
 def hosts_for(address: str, allowed: list[str]) -> frozenset[str] | None:

@@ -159,6 +159,10 @@ def api(
         str | None,
         typer.Option("--token-file", help="File with a token that each request needs.", show_default=False),
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option("--redis", metavar="URL", help="Keep the history there; else KVPOOL_API_REDIS."),
+    ] = None,
 ) -> None:
     """Serve the status API of this machine's pools here, until Ctrl-C.
 
@@ -175,4 +179,6 @@ def api(
     access = server.access_for(listen, server.static_token(token_file))
     listener = server.listening(listen, port)
     out.note(f"status API: {server.url_of(listener)}")
-    server.serve(Service(LocalSource(), access=access, hosts=server.hosts_for(listen, [])), listener)
+    history = server.history_for(redis)
+    service = Service(LocalSource(), history=history, access=access, hosts=server.hosts_for(listen, []))
+    server.serve(service, listener)
