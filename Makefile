@@ -103,7 +103,7 @@ test-fuzz: $(VENV)/.installed ## fuzzers of the region format and of everything 
 	@$(BIN)/pytest -q --timeout=7200 tests/property/test_parsers.py
 
 # Three builds, kept in build/sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, and one for valgrind.
-test-sanitize: $(VENV)/.installed ## the native part under sanitizers and valgrind; KVPOOL_SANITIZE_SECONDS=300 for longer
+test-sanitize: $(VENV)/.installed ## the native part under sanitizers and valgrind; KVPOOL_SANITIZE_SECONDS=300 for longer, _SHORT=1 for shorter
 	@.ci/system --sanitize
 	@$(BIN)/pytest -q --timeout=7200 tests/sanitize
 

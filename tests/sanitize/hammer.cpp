@@ -1,7 +1,7 @@
 // Threads that do everything at once to one small region. For the sanitizers and valgrind; `make test-sanitize` builds and runs it.
 //
 //   kvpool_hammer SECONDS hardware|software [SCENARIO...]     exit code 0: every byte was right; the counts go to standard output
-//   kvpool_hammer plant overflow|race|uninitialised|undefined|leak     a fault that the tool must report, else it sees nothing
+//   kvpool_hammer plant overflow|fiber|race|uninitialised|undefined|leak     a fault that the tool must report, else it sees nothing
 //
 // Scenarios: shared   two regions, each used by several threads as an engine does, beside their daemons' work
 //            own      a region for each thread, attached and closed again and again
@@ -21,6 +21,7 @@
 #include <cstring>
 #include <functional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "error.h"
 #include "geometry.h"
 #include "region.h"
+#include "sim/fiber.h"
 
 namespace {
 
@@ -444,6 +446,20 @@ void mapping(Ground& g, Coherence coherence) {
 
 volatile uint64_t g_sink = 0;
 uint64_t g_raced = 0;
+void* g_medium = nullptr;
+
+// Beyond an array on the stack of a fiber that an exception has unwound before, and that was left in between.
+void overflow_on_fiber(void* fiber) {
+  try {
+    Bytes lost(kUnit);
+    throw std::runtime_error("unwinds");
+  } catch (const std::runtime_error&) {
+    static_cast<sim::Fiber*>(fiber)->leave();
+  }
+  uint8_t small[kLineBytes];
+  const Piece piece{small, 2 * kLineBytes};
+  g_sink = copy_out(&piece, 1, static_cast<uint8_t*>(g_medium));
+}
 
 int plant(const std::string& what) {
   Bytes medium(4 * kUnit);
@@ -453,6 +469,12 @@ int plant(const std::string& what) {
     const Piece piece{small, 2 * kUnit};
     g_sink = copy_out(&piece, 1, aligned);
     std::free(small);
+  } else if (what == "fiber") {
+    g_medium = aligned;
+    sim::Fiber fiber;
+    fiber.begin(overflow_on_fiber, &fiber);
+    fiber.enter();
+    fiber.enter();
   } else if (what == "race") {   // two loads into one buffer
     Bytes out(kUnit);
     const Piece piece{out.data(), kUnit};

@@ -1,7 +1,8 @@
 """The native part under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind memcheck.
 
 Nothing of ours is suppressed: races that the protocol means to have are atomics.
-Longer:  KVPOOL_SANITIZE_SECONDS=300 make test-sanitize
+Longer:   KVPOOL_SANITIZE_SECONDS=300 make test-sanitize
+Shorter:  KVPOOL_SANITIZE_SHORT=1 make test-sanitize, as in CI: all of the native part, little of Python
 """
 
 from __future__ import annotations
@@ -17,27 +18,31 @@ from pathlib import Path
 
 import pytest
 
-from sanitize.tools import NATIVE, ROOT, SECONDS, Done, Row, built, hammer, rows, run, valgrind
+from sanitize.tools import NATIVE, ROOT, SECONDS, SHORT, Done, Row, alone, built, hammer, rows, run, valgrind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]  # the first one of each kind builds
 
 SITE = ROOT / "tests" / "sanitize" / "site"
 PLANTED = {
-    "address": ("overflow", "undefined", "leak"),
+    "address": ("overflow", "fiber", "undefined", "leak"),
     "thread": ("race",),
     "memcheck": ("overflow", "uninitialised", "leak"),
 }
 WHAT = {"address": "address, undefined behaviour", "thread": "races", "memcheck": "valgrind memcheck"}
 SIMULATED_MEDIA = ("software", "coherent", "silent", "one-way", "sticky")
 # All quick suites that touch the native module, but those whose processes kill each other.
-SUITES = ("tests/unit", "tests/property", "tests/format", "tests/damage")
+SUITES: Sequence[str] = ("tests/unit", "tests/property", "tests/format", "tests/damage")
 NOT_NATIVE = ("tests/unit/test_layers.py", "tests/unit/test_native_stub.py", "tests/unit/test_promises.py")
-MEMCHECK_SUITES = (
+MEMCHECK_SUITES: Sequence[str] = (
     "tests/unit/test_region.py",
     "tests/unit/test_buffers.py",
     "tests/unit/test_region_refusals.py",
     "tests/unit/test_keys.py",
 )
+if SHORT:  # what hands memory of Python to the native part
+    SUITES = ("tests/unit/test_region.py", "tests/unit/test_buffers.py", "tests/format")
+    MEMCHECK_SUITES = ("tests/unit/test_buffers.py",)
+SEEDS = 10 if SHORT else 40
 # A report counts when our module is anywhere in it; the interpreter has some of its own, also without us.
 OURS = re.compile(rf"{NATIVE}\.[\w.-]*so|kvp::|nanobind")
 
@@ -90,21 +95,21 @@ def test_threads_that_do_everything_at_once_make_no_report(kind: str, coherence:
 # -- the simulator -----------------------------------------------------------------------------------------
 
 
-def test_simulator_makes_no_report() -> None:
-    program = built("address") / "kvpool_sim"
-    with step(WHAT["address"], "simulator, every scenario, 40 seeds") as row:
-        judge(
-            row, run([program, "--seeds", "1:40"], leaks=False)
-        )  # a process that dies there leaves its stack
-    with step(WHAT["address"], "simulator, every schedule to a bound") as row:
-        judge(row, run([program, "--explore", "evict", "--preemptions", "1", "--events", "1"], leaks=False))
+@pytest.mark.parametrize("kind", ["address", "thread"])
+def test_simulator_makes_no_report(kind: str) -> None:
+    program = (*alone(kind), built(kind) / "kvpool_sim")
+    with step(WHAT[kind], f"simulator, every scenario, {SEEDS} seeds") as row:
+        judge(row, run([*program, "--seeds", f"1:{SEEDS}"]))
+    with step(WHAT[kind], "simulator, every schedule to a bound") as row:
+        judge(row, run([*program, "--explore", "evict", "--preemptions", "1", "--events", "1"]))
 
 
-def test_simulated_litmus_makes_no_report() -> None:
-    program = built("address") / "kvpool_litmus_sim"
-    with step(WHAT["address"], f"simulated litmus test on {len(SIMULATED_MEDIA)} media") as row:
+@pytest.mark.parametrize("kind", ["address", "thread"])
+def test_simulated_litmus_makes_no_report(kind: str) -> None:
+    program = (*alone(kind), built(kind) / "kvpool_litmus_sim")
+    with step(WHAT[kind], f"simulated litmus test on {len(SIMULATED_MEDIA)} media") as row:
         for medium in SIMULATED_MEDIA:
-            judge(row, run([program, medium, "--seeds", "1:10"], leaks=False))
+            judge(row, run([*program, medium, "--seeds", "1:10"]))
 
 
 # -- Python ------------------------------------------------------------------------------------------------

@@ -17,19 +17,19 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = ROOT / "build" / "sanitize"
-SECONDS = float(
-    os.environ.get("KVPOOL_SANITIZE_SECONDS", "10")
-)  # of the native test program, each time it runs
+SHORT = bool(os.environ.get("KVPOOL_SANITIZE_SHORT"))
+# Of the native test program, each time it runs.
+SECONDS = float(os.environ.get("KVPOOL_SANITIZE_SECONDS", "2" if SHORT else "10"))
 
 HAMMER, SIMULATORS, NATIVE = "kvpool_hammer", ("kvpool_sim", "kvpool_litmus_sim"), "_native"
 OPTIONS: Mapping[str, Sequence[str]] = {
     "address": ("-DKVPOOL_SANITIZE=address", "-DKVPOOL_SIM=ON", f"-DPython_EXECUTABLE={sys.executable}"),
-    "thread": ("-DKVPOOL_SANITIZE=thread", "-DKVPOOL_PYTHON=OFF"),
+    "thread": ("-DKVPOOL_SANITIZE=thread", "-DKVPOOL_SIM=ON", "-DKVPOOL_PYTHON=OFF"),
     "memcheck": ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DKVPOOL_PYTHON=OFF"),
 }
 TARGETS: Mapping[str, Sequence[str]] = {
     "address": (HAMMER, *SIMULATORS, NATIVE),
-    "thread": (HAMMER,),
+    "thread": (HAMMER, *SIMULATORS),
     "memcheck": (HAMMER,),
 }
 
@@ -126,12 +126,19 @@ def hammer(kind: str) -> tuple[str, ...]:
             ),
             program,
         )
+    return (*alone(kind), program)
+
+
+@cache
+def alone(kind: str) -> tuple[str, ...]:
+    """What a program of this build has to be started with."""
     if kind == "thread":
         # Where the kernel scatters mappings more widely than the tool expects, it starts without that only.
-        alone = subprocess.run([program, "plant", "leak"], capture_output=True, text=True)
-        if "unexpected memory mapping" in alone.stderr:
-            return ("setarch", "-R", program)
-    return (program,)
+        program = built(kind) / HAMMER
+        tried = subprocess.run([program, "plant", "leak"], capture_output=True, text=True)
+        if "unexpected memory mapping" in tried.stderr:
+            return ("setarch", "-R")
+    return ()
 
 
 def valgrind(*options: str) -> tuple[str, ...]:

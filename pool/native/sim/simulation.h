@@ -3,11 +3,10 @@
 // The adversary picks who goes on, who dies, and what caches and store buffers do in between. Leaving out one access or one check of the protocol
 // by its place in the source makes a mutant of it.
 #pragma once
-#include <ucontext.h>
-
 #include <functional>
 #include <memory>
 
+#include "sim/fiber.h"
 #include "sim/medium.h"
 
 namespace kvp::sim {
@@ -185,15 +184,13 @@ class Simulation {
   bool weak_order = false;
 
  private:
-  static constexpr size_t kStackBytes = 128 << 10;
   enum class State : uint8_t { Idle, Ready, Running };
   struct Process {
     uint32_t id = 0;
     std::function<void()> body;
     std::function<bool()> when;
     Simulation* simulation = nullptr;
-    ucontext_t context{};
-    std::unique_ptr<char[]> stack;
+    Fiber fiber;
     State state = State::Idle;
     bool dead = false, paused = false;
     uint64_t accesses = 0, history = 0;
@@ -203,26 +200,19 @@ class Simulation {
 
   void hand_over(Process& me, uint32_t who) {
     handed_to_ = who;
-    swapcontext(&me.context, &scheduler_);
+    me.fiber.leave();
     now_ = me.id;
   }
   void resume(Process& p) {
     now_ = p.id;
     if (!p.running()) {
       p.state = State::Running;
-      if (p.stack == nullptr) p.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
-      getcontext(&p.context);
-      p.context.uc_stack.ss_sp = p.stack.get();
-      p.context.uc_stack.ss_size = kStackBytes;
-      p.context.uc_link = &scheduler_;
-      const auto address = reinterpret_cast<uintptr_t>(&p);
-      makecontext(&p.context, reinterpret_cast<void (*)()>(&Simulation::enter), 2, static_cast<uint32_t>(address >> 32),
-                  static_cast<uint32_t>(address));
+      p.fiber.begin(&Simulation::live, &p);
     }
-    swapcontext(&scheduler_, &p.context);
+    p.fiber.enter();
   }
-  static void enter(uint32_t high, uint32_t low) {
-    auto* p = reinterpret_cast<Process*>(uintptr_t{high} << 32 | low);
+  static void live(void* process) {
+    auto* p = static_cast<Process*>(process);
     try {
       p->body();
     } catch (const Stuck&) {
@@ -234,7 +224,6 @@ class Simulation {
 
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<uint32_t> ready_;
-  ucontext_t scheduler_{};
   uint32_t now_ = 0, handed_to_ = kNone;
   uint64_t steps_ = 0, steps_limit_ = 0;
   bool over_ = false, abandoned_ = false, quiet_ = false;
