@@ -40,6 +40,7 @@ class Layer:
     name: str
     tensor: Any
     address: int
+    block_count: int
     block_stride_bytes: int
     page_bytes: int
     inside: str
@@ -89,6 +90,7 @@ def _layer(name: str, tensor: Any, block_count: int) -> Layer:
         name=name,
         tensor=tensor,
         address=tensor.data_ptr(),
+        block_count=block_count,
         block_stride_bytes=row_stride * rows_per_block * item,
         page_bytes=dense * rows_per_block * item,
         inside=f"{rows_per_block}*{tuple(inner)}/{tuple(strides)}/{tensor.dtype}".replace(
@@ -110,6 +112,7 @@ class DirectPages:
         self._layout = PageLayout(
             [(layer.address, layer.block_stride_bytes, layer.page_bytes) for layer in layers],
             keepalive=[layer.tensor for layer in layers],
+            block_count=min(layer.block_count for layer in layers),
         )
         self.block_bytes = self._layout.block_bytes
 
@@ -187,10 +190,9 @@ def _byte_rows(layer: Layer) -> Any:
 
 
 def _row_pages(rows: Any) -> Pages:
-    block_bytes = rows.shape[1]
-    return Pages(
-        PageLayout([(rows.data_ptr(), block_bytes, block_bytes)], keepalive=rows), range(rows.shape[0])
-    )
+    count, block_bytes = rows.shape
+    layout = PageLayout([(rows.data_ptr(), block_bytes, block_bytes)], keepalive=rows, block_count=count)
+    return Pages(layout, range(count))
 
 
 def prefault(layers: Sequence[Layer]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kvpool import KeyBatch, Namespace, Pool
+from kvpool.errors import BufferShapeError
 from kvpool_connector import pages
 
 BLOCKS = 12
@@ -49,6 +50,20 @@ def check_layout(pool: Pool, layout: str, always_stage: bool) -> None:
             assert torch.equal(tensor[here], source[name][there]), (where, name)
         for block in (0, 6, 7, 8, 9, 10, 11):
             assert torch.equal(tensor[block], untouched[name][block]), (where, name)
+    for wrong in (BLOCKS, -1):
+        check_no_such_block(pool, into, keys[:1], wrong)
+
+
+def check_no_such_block(
+    pool: Pool, cache: pages.DirectPages | pages.StagedPages, keys: KeyBatch, block: int
+) -> None:
+    """A block id beyond the cache is an error, and nothing else is written to."""
+    for move in (cache.load, cache.store):
+        try:
+            move(pool, keys, [block])
+        except (BufferShapeError, IndexError, RuntimeError):
+            continue
+        raise AssertionError(f"{move.__qualname__} followed block {block}")
 
 
 def check_split_blocks(pool: Pool) -> None:
