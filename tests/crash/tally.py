@@ -26,8 +26,9 @@ SEVERAL = "two or three at once"
 DAEMON = "the daemon"
 RANDOM = "writers at random moments"
 STOPPED = "stopped > 3 s, then continued"
+REPAIRER = "a repairer of damage"
 OTHER = "the other crash tests"
-ROWS = (ONE, INSTRUCTION, SEVERAL, DAEMON, RANDOM, STOPPED, OTHER)
+ROWS = (ONE, INSTRUCTION, SEVERAL, DAEMON, RANDOM, STOPPED, REPAIRER, OTHER)
 
 KILLS, STOPS, LOADED, WRONG, STUCK, CRASHED, FSCK, INTENDED = (
     "kills",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from children import Child, children, until
+from crash import tally
 from kvpool import _native, paths
 from kvpool.daemon.lock import holder
 from kvpool.region import Region
@@ -60,7 +61,10 @@ def kvpool(
     for lock in (tmp_path / "run").glob("*/daemon.h*.lock"):
         pid = holder(lock)
         if pid:
+            tally.intend(1, tally.DAEMON)
             os.kill(pid, signal.SIGKILL)
+            until(lambda lock=lock: holder(lock) is None)  # type: ignore[misc]
+            tally.count(tally.KILLS, row=tally.DAEMON)
 
 
 def engine(path: Path, host: int, orders: int, answers: int) -> None:
@@ -134,6 +138,7 @@ def test_host_stopped_its_shard_adopted_woken_stores_nothing_until_it_has_the_sh
         zero.order(STOP_INSIDE)
         assert zero.child.wait_stopped()
         os.kill(daemons[0], signal.SIGSTOP)
+        tally.count(tally.STOPS, 2, tally.STOPPED)
         (adopted,) = kvpool("adopt", "two", "--shard", "0", "--epoch", "1", "--host", "1")["regions"]
         assert adopted["kept"] >= 10
         wait_for_events(1, "ShardAdopted")
@@ -172,8 +177,11 @@ def assert_right(path: Path, *ranges: range) -> None:
                 keys = keys_of(NS, numbers)
                 out = buffers(keys)
                 result = region.load(keys, out)
+                wrong = wrong_hits(keys, result.codes, out)
+                tally.count(tally.LOADED, result.hit_count)
+                tally.count(tally.WRONG, len(wrong))
                 assert result.hit_count == len(keys)
-                assert not wrong_hits(keys, result.codes, out)
+                assert not wrong
 
 
 def conditions(host: int) -> dict[str, Any]:
