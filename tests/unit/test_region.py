@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from children import children
+from children import children, until
 from format.layout_file import RegionBytes
 from kvpool import _native
 from kvpool.errors import (
@@ -400,7 +400,7 @@ def test_file_truncated_under_running_readers_is_a_tier_error_and_the_process_li
             t.start()
         ended.wait(0.05)
         os.truncate(path, 8192)
-        ended.wait(0.1)
+        until(lambda: all(MissReason.TIER_ERROR in reasons for reasons in seen), 20)  # all have had a turn
         ended.set()
         for t in threads:
             t.join()
