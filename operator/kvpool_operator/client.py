@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,7 @@ class Cluster:
         try:
             config.load_incluster_config()
         except config.ConfigException:
-            await config.load_kube_config()
+            await config.load_kube_config(os.environ.get("KUBECONFIG"))
         return cls(client.ApiClient())
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -25,11 +24,11 @@ _UNITS = {
 
 def marked(wanted: Object) -> Object:
     """`wanted` with the digest of all of it as an annotation: a field taken out of it shows, too."""
-    made = copy.deepcopy(wanted)
     text = json.dumps(wanted, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    made["metadata"].setdefault("annotations", {})[APPLIED_ANNOTATION] = digest
-    return made
+    metadata = wanted["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), APPLIED_ANNOTATION: digest}
+    return {**wanted, "metadata": {**metadata, "annotations": annotations}}
 
 
 def is_applied(wanted: Object, live: Mapping[str, Any] | None) -> bool:

@@ -1,4 +1,8 @@
-"""What kopf is used for: the watches, the server of the webhook. Handlers return nothing."""
+"""What kopf is used for: the watches, the server of the webhook.
+
+Handlers return nothing, and all are coroutines: kopf would call plain functions in threads, while cache and
+queue belong to the event loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def registry(cache: Cache, changed: Changed) -> kopf.OperatorRegistry:
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
-    def login(**given: Any) -> kopf.ConnectionInfo | None:
+    async def login(**given: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
 
     for kind, _ in WATCHED:
@@ -47,7 +51,7 @@ def add_webhook(made: kopf.OperatorRegistry, cache: Cache, metrics: Metrics, gro
     """Pods that carry a pool's label get the pool; path /inject of the webhook's server."""
 
     @kopf.on.mutate("v1", "pods", operation="CREATE", id="inject", registry=made)
-    def give_pool(body: kopf.Body, namespace: str | None, patch: kopf.Patch, **_: Any) -> None:
+    async def give_pool(body: kopf.Body, namespace: str | None, patch: kopf.Patch, **_: Any) -> None:
         pod = _plain(body)
         name = (pod["metadata"].get("labels") or {}).get(POOL_LABEL)
         if not name:
@@ -68,11 +72,11 @@ def _watch(made: kopf.OperatorRegistry, kind: Kind, cache: Cache, changed: Chang
     place = _place(kind)
 
     @kopf.index(*place, id=f"index-{kind.plural}", registry=made)
-    def learn(body: kopf.Body, **_: Any) -> None:
+    async def learn(body: kopf.Body, **_: Any) -> None:
         cache.put(kind, slim(kind, _plain(body)), watched=True)
 
     @kopf.on.event(*place, id=f"event-{kind.plural}", registry=made)
-    def happened(event: Any, **_: Any) -> None:
+    async def happened(event: Any, **_: Any) -> None:
         body = slim(kind, event["object"])
         if event["type"] == "DELETED":
             cache.drop(kind, body)
