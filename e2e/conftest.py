@@ -84,14 +84,11 @@ def facts() -> Facts:
 
 @pytest.fixture(scope="session")
 def release(target: Target, facts: Facts) -> str:
-    """The chart, installed; the namespace for pools warns of what `restricted` would not let in."""
+    """The chart, installed; the namespace of pools and engines lets in only what is `restricted`."""
     started = time.monotonic()
     install(target)
     facts.tell(helm_install_s=round(time.monotonic() - started, 1), image=target.image)
-    labels = {
-        "pod-security.kubernetes.io/enforce": "privileged",
-        "pod-security.kubernetes.io/warn": "restricted",
-    }
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     target.kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
     )

@@ -66,12 +66,11 @@ class Kube:
 
     # --- objects --------------------------------------------------------------------------------------------
 
-    def apply(self, *objects: Object, dry_run: bool = False) -> str:
-        """Returns what kubectl warned of, such as a breach of the Pod Security level."""
+    def apply(self, *objects: Object, dry_run: bool = False) -> None:
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         options = ("--server-side", "--force-conflicts", "--field-manager=e2e")
         dry = ("--dry-run=server",) if dry_run else ()
-        return self._run("kubectl", ("apply", *options, *dry, "-f", "-"), document, 60)[1]
+        self.kubectl("apply", *options, *dry, "-f", "-", text=document)
 
     def find(self, kind: str, name: str, namespace: str = "") -> Object | None:
         where = ("-n", namespace) if namespace else ()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kube import Kube, wait_for
-from pools import LABEL, START_S, Client, KVPool, cxl, dram, wait_stable_counts
+from pools import CHILDREN, START_S, Client, KVPool, cxl, dram, wait_stable_counts
 from release import NAMESPACE, RELEASE, SHARED, SYSTEM, Facts, Target
 
 POOL = "hit"
@@ -89,7 +89,7 @@ def test_conditions_of_shared_pool_are_all_there(first: tuple[KVPool, list[Clien
 def test_labelled_pod_is_restricted_and_has_pool_and_configuration(
     first: tuple[KVPool, list[Client]], kube: Kube
 ) -> None:
-    """`Client.start` has seen that the apiserver warned of nothing that `restricted` forbids."""
+    """The namespace enforces `restricted`, so that the pod is there says that it is."""
     pool, (a, _) = first
     body = kube.get("pod", a.name, NAMESPACE)
     assert body["metadata"]["annotations"]["kvpool.dev/injected"] == pool.name
@@ -155,8 +155,7 @@ def test_steady_pool_is_not_written(first: tuple[KVPool, list[Client]], kube: Ku
     wait_stable_counts(pool)
 
     def versions() -> dict[str, str]:
-        kinds = "kvpools.kvpool.dev,ds,cm,svc,sa,role,rolebinding,networkpolicy,pvc"
-        found = [*kube.all(kinds, NAMESPACE, f"{LABEL}={pool.name}"), pool.get()]
+        found = [*pool.children(CHILDREN), pool.get()]
         return {f"{b['kind']}/{b['metadata']['name']}": b["metadata"]["resourceVersion"] for b in found}
 
     before = versions()

@@ -9,7 +9,7 @@ import pytest
 from cluster.cluster import Cluster
 from kube import Kube, Object, wait_for
 from pools import LABEL, SETTLE_S, START_S, Client, KVPool, cxl, dram, must_tell_the_truth
-from release import NAMESPACE, SHARED, MakePool, Target
+from release import SHARED, MakePool, Target
 
 POOL = "life"
 SERIES, BLOCKS = "life", 64
@@ -30,40 +30,43 @@ def must_be_well(pool: KVPool, clients: list[Client]) -> None:
     must_tell_the_truth(pool, clients)
 
 
+def remove(pool: KVPool, kind: str) -> str:
+    """Delete a child of the pool; returns the uid that it had."""
+    metadata = pool.child(kind)["metadata"]
+    pool.kube.delete(kind, metadata["name"], metadata["namespace"])
+    return str(metadata["uid"])
+
+
 @pytest.mark.parametrize("kind", ["ds", "cm", "svc", "networkpolicy", "role", "rolebinding", "sa"])
-def test_deleted_child_comes_back(main_pool: KVPool, kube: Kube, kind: str) -> None:
-    name = f"kvpool-{POOL}"
-    before = kube.get(kind, name, NAMESPACE)["metadata"]["uid"]
-    kube.delete(kind, name, NAMESPACE)
-    wait_for(
-        f"{kind} {name} is made anew",
-        SETTLE_S,
-        lambda: kube.get(kind, name, NAMESPACE)["metadata"]["uid"] != before,
-    )
+def test_deleted_child_comes_back(main_pool: KVPool, kind: str) -> None:
+    before = remove(main_pool, kind)
+    wait_for(f"{kind} is made anew", SETTLE_S, lambda: main_pool.child(kind)["metadata"]["uid"] != before)
     main_pool.wait_settled(START_S if kind in ("ds", "sa") else SETTLE_S, nodes=2)
 
 
 def test_edited_child_is_put_right(main_pool: KVPool, clients: list[Client], kube: Kube) -> None:
-    name = f"kvpool-{POOL}"
-    right = kube.get("cm", name, NAMESPACE)["data"]
-    kube.patch("cm", name, NAMESPACE, {"data": {"pool.yaml": "spoilt", "more": "x"}})
-    kube.patch("svc", name, NAMESPACE, {"spec": {"selector": {LABEL: "another"}}})
+    right = main_pool.child("cm")["data"]["pool.yaml"]
+
+    def edit(kind: str, change: Object) -> None:
+        metadata = main_pool.child(kind)["metadata"]
+        kube.patch(kind, metadata["name"], metadata["namespace"], change)
+
+    edit("cm", {"data": {"pool.yaml": "spoilt"}})
+    edit("svc", {"spec": {"selector": {LABEL: "another"}}})
     wait_for(
-        "the ConfigMap is put right",
-        SETTLE_S,
-        lambda: kube.get("cm", name, NAMESPACE)["data"]["pool.yaml"] == right["pool.yaml"],
+        "the ConfigMap is put right", SETTLE_S, lambda: main_pool.child("cm")["data"]["pool.yaml"] == right
     )
     wait_for(
         "the Service is put right",
         SETTLE_S,
-        lambda: kube.get("svc", name, NAMESPACE)["spec"]["selector"][LABEL] == POOL,
+        lambda: main_pool.child("svc")["spec"]["selector"][LABEL] == POOL,
     )
     must_be_well(main_pool, clients)
 
 
 def test_deleted_daemon_pods_come_back_with_all_blocks(main_pool: KVPool, clients: list[Client]) -> None:
     for pod in main_pool.daemons():
-        main_pool.kube.delete("pod", pod["metadata"]["name"], NAMESPACE)
+        main_pool.kube.delete("pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
     for client in clients:
         client.must_hit(SERIES, BLOCKS)  # engines need no daemon
     must_be_well(main_pool, clients)
@@ -132,20 +135,16 @@ def test_tier_is_added_and_removed(main_pool: KVPool, clients: list[Client], tar
     must_be_well(main_pool, clients)
 
 
-def test_paused_pool_is_left_alone_and_catches_up(
-    main_pool: KVPool, clients: list[Client], kube: Kube
-) -> None:
+def test_paused_pool_is_left_alone_and_catches_up(main_pool: KVPool, clients: list[Client]) -> None:
     main_pool.apply(paused=True)
     main_pool.wait_condition("Progressing", "False", "Paused")
-    kube.delete("svc", f"kvpool-{POOL}", NAMESPACE)
+    remove(main_pool, "svc")
     time.sleep(8)
-    assert kube.find("svc", f"kvpool-{POOL}", NAMESPACE) is None
+    assert not main_pool.children("svc")
     for client in clients:
         client.must_hit(SERIES, BLOCKS)
     main_pool.apply(paused=False)
-    wait_for(
-        "the Service is back", SETTLE_S, lambda: kube.find("svc", f"kvpool-{POOL}", NAMESPACE) is not None
-    )
+    wait_for("the Service is back", SETTLE_S, lambda: main_pool.children("svc"))
     must_be_well(main_pool, clients)
 
 
