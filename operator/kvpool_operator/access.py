@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from kvpool.api.access import CHALLENGE, Caller, bearer
 from kvpool.api.guard import Limit, RateLimiter
 from kvpool.api.problem import ApiError
-from kvpool_operator.listwatch import UNREACHABLE, Cluster, Expired, Refused
+from kvpool_operator import client
+from kvpool_operator.client import UNREACHABLE, Cluster
 
 log = logging.getLogger("kvpool.api")
 
@@ -119,7 +120,7 @@ class KubernetesAccess:
             if cluster is None:
                 raise ConnectionError("no connection yet")
             answer = await cluster.post(path, body)
-        except (*UNREACHABLE, Refused, Expired) as error:
+        except (*UNREACHABLE, client.ApiError) as error:
             log.warning("review_failed path=%s error=%r", path, str(error) or type(error).__name__)
             raise ApiError(
                 503, "the cluster cannot be asked who may read this; ask again", {"Retry-After": "2"}

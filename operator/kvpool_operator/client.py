@@ -1,14 +1,16 @@
-"""Requests to the API server, as plain dicts in and out."""
+"""Requests to the API server of one cluster, as plain dicts in and out."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from kubernetes.aio import client, config
-from kubernetes.aio.client.exceptions import ApiException
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
 
 from kvpool_operator.kinds import Kind
 from kvpool_operator.names import FIELD_MANAGER
@@ -29,29 +31,43 @@ class ApiError(Exception):
         self.code = code
         self.message = message
 
+    @property
+    def answer(self) -> str:
+        """Without what was asked, where that is known."""
+        return f"{self.message or 'no answer'} ({self.code})"
+
+
+class Expired(ApiError):
+    """The version that was to be continued from is not kept any more: list again."""
+
+
+# No answer, or none that can be read.
+UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, KeyError)
+
 
 class Cluster:
     """The API server of one cluster.
 
     Threads: one event loop only.
-    Raises:  ApiError by every call; asyncio.TimeoutError and aiohttp's errors when no answer comes.
+    Raises:  ApiError by every call, and one of UNREACHABLE when no answer comes.
     """
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self.api = api
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
         self.counted: Callable[[str, str], None] = lambda _method, _plural: None  # told of each request
 
     @classmethod
     async def connect(cls) -> Cluster:
         """As the pod's service account, else as KUBECONFIG says."""
-        try:
-            config.load_incluster_config()
-        except config.ConfigException:
-            await config.load_kube_config(os.environ.get("KUBECONFIG"))
-        return cls(client.ApiClient())
+        made = Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+            config.load_incluster_config(client_configuration=made)
+        else:
+            await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=made)
+        return cls(ApiClient(made))
 
     async def close(self) -> None:
-        await self.api.close()
+        await self._api.close()
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """The object, or None."""
@@ -113,6 +129,33 @@ class Cluster:
             if error.code not in (404, 409):
                 raise
 
+    async def read(self, path: str, query: Mapping[str, str]) -> Object:
+        """What is at a path, for lists that are read page by page."""
+        return await self._ended("GET", path, query=query)
+
+    async def post(self, path: str, body: Object) -> Object:
+        """Ask for a review: an object that is answered and not kept."""
+        return await self._ended("POST", path, body)
+
+    async def lines(
+        self, path: str, query: Mapping[str, str], silence_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer that goes on, until `silence_s` pass without one. The first is empty."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S, sock_read=silence_s)
+        response = await self._ask("GET", path, query=query, timeout=timeout)
+        try:
+            if response.status >= 400:
+                raise _refused("GET", path, response.status, await response.read())
+            yield b""  # answered: the watch stands
+            rest = b""
+            async for piece in response.content.iter_any():
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    if line.strip():
+                        yield line
+        finally:
+            response.close()
+
     async def _request(
         self,
         method: str,
@@ -121,10 +164,40 @@ class Cluster:
         body: Object | None = None,
         *,
         content_type: str = JSON,
-        query: dict[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> Object:
         self.counted(method, kind.plural)
-        request = await self.api.param_serialize(
+        return await self._ended(method, path, body, content_type=content_type, query=query)
+
+    async def _ended(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        content_type: str = JSON,
+        query: Mapping[str, str] | None = None,
+    ) -> Object:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+        response = await self._ask(
+            method, path, body, content_type=content_type, query=query, timeout=timeout
+        )
+        data = await response.read()
+        if not 200 <= response.status <= 299:
+            raise _refused(method, path, response.status, data)
+        return dict(json.loads(data)) if data else {}
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        timeout: aiohttp.ClientTimeout,
+        content_type: str = JSON,
+        query: Mapping[str, str] | None = None,
+    ) -> aiohttp.ClientResponse:
+        request: Any = await self._api.param_serialize(
             method,
             path,
             query_params=list((query or {}).items()),
@@ -132,19 +205,17 @@ class Cluster:
             body=body,
             auth_settings=["BearerToken"],
         )
-        try:
-            answer = await self.api.call_api(*request, _request_timeout=REQUEST_S)
-            data = await answer.read()
-        except ApiException as error:
-            raise _refused(method, path, int(error.status or 0), error.body or error.reason or "") from None
-        if not 200 <= int(answer.status) <= 299:
-            raise _refused(method, path, int(answer.status), data)
-        return dict(json.loads(data)) if data else {}
+        verb, url, headers, content = request[:4]
+        # Below call_api, which knows no time-out of its own for the silence of a watch.
+        ask: Callable[..., Any] = self._api.rest_client.request
+        answer: Any = await ask(verb, url, headers=headers, body=content, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = answer.response
+        return response
 
 
-def _refused(method: str, path: str, code: int, body: str | bytes) -> ApiError:
+def _refused(method: str, path: str, code: int, body: bytes) -> ApiError:
     try:
         message = str(json.loads(body).get("message", ""))
     except (ValueError, AttributeError):
-        message = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-    return ApiError(f"{method} {path}", code, message[:1000])
+        message = body.decode(errors="replace")
+    return (Expired if code == 410 else ApiError)(f"{method} {path}", code, message[:1000])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kvpool_operator import kinds
-from kvpool_operator.client import ApiError, Cluster
+from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 
 log = logging.getLogger("kvpool.operator")
 
@@ -76,6 +76,6 @@ class Events:
         }
         try:
             await self._cluster.create(body, kinds.EVENT)
-        except ApiError as error:
-            if error.code != 409:  # it is there already
+        except (*UNREACHABLE, ApiError) as error:
+            if not isinstance(error, ApiError) or error.code != 409:  # 409: it is there already
                 log.warning("event_failed pool=%s reason=%s error=%r", metadata["name"], reason, str(error))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool_operator import kinds
-from kvpool_operator.client import ApiError, Cluster
+from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.names import LEASE
 
 log = logging.getLogger("kvpool.operator")
@@ -50,7 +50,7 @@ class Lease:
             while True:
                 try:
                     self._set(await asyncio.wait_for(self._try(), self.renew_s / 2))
-                except (ApiError, OSError, asyncio.TimeoutError) as error:
+                except (*UNREACHABLE, ApiError) as error:
                     log.warning("lease_failed error=%r", str(error) or type(error).__name__)
                     if self._held and time.monotonic() - self._renewed_at > self.renew_s:
                         self._set(False)
@@ -104,7 +104,7 @@ class Lease:
             if found is not None and found["spec"].get("holderIdentity") == self.identity:
                 found["spec"]["holderIdentity"] = ""
                 await self.cluster.replace(found, kinds.LEASE)
-        except (ApiError, OSError, asyncio.TimeoutError) as error:
+        except (*UNREACHABLE, ApiError) as error:
             log.warning("lease_not_given_up error=%r", str(error))
 
     def _set(self, held: bool) -> None:

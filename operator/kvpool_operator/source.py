@@ -10,7 +10,8 @@ from typing import Literal
 
 from kvpool.api.status import Board, Key, Readiness
 from kvpool_operator import readout
-from kvpool_operator.listwatch import SILENCE_S, Cluster, ListWatch, Object
+from kvpool_operator.client import Cluster, Object
+from kvpool_operator.listwatch import SILENCE_S, ListWatch
 from kvpool_operator.readout import NodeObject, PoolObject
 
 log = logging.getLogger("kvpool.api")

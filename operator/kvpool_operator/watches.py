@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvpool_operator.cache import Cache, Object, version
-from kvpool_operator.client import ApiError, Cluster
+from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.kinds import Kind
 
 log = logging.getLogger("kvpool.operator")
@@ -52,7 +52,7 @@ class Watches:
             try:
                 await self.check()
                 self._failures = 0
-            except (ApiError, OSError, asyncio.TimeoutError) as error:
+            except (*UNREACHABLE, ApiError) as error:
                 # The API server may be away: that is no reason to start anew, and this alone no proof.
                 self._failures += 1
                 log.warning("list_failed failures=%d error=%r", self._failures, str(error))

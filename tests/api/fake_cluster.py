@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator.listwatch import Cluster
+from kvpool_operator.client import Cluster
 
 Object = dict[str, Any]
 BASE = "/apis/kvpool.dev/v1alpha1"

@@ -19,7 +19,7 @@ from kube.apiserver import ApiServer
 from kvpool.api.app import create_app
 from kvpool.api.service import Service
 from kvpool_operator.access import KubernetesAccess
-from kvpool_operator.listwatch import Cluster
+from kvpool_operator.client import Cluster
 from kvpool_operator.source import ClusterSource
 
 BASE = "/apis/kvpool.dev/v1alpha1/namespaces"
