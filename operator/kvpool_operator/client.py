@@ -90,7 +90,9 @@ class Cluster:
             "POST", kind, kind.path(namespace), body, query={"fieldManager": FIELD_MANAGER}
         )
 
-    async def apply(self, body: Object, kind: Kind, subresource: str = "") -> Object:
+    async def apply(
+        self, body: Object, kind: Kind, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
         """Server-side apply; fields that somebody else has changed are taken back."""
         metadata = body["metadata"]
         return await self._request(
@@ -99,7 +101,7 @@ class Cluster:
             kind.path(metadata.get("namespace"), metadata["name"], subresource),
             body,
             content_type=APPLY,
-            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            query={"fieldManager": manager, "force": "true"},
         )
 
     async def replace(self, body: Object, kind: Kind) -> Object:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kvpool_operator.client import UNREACHABLE, ApiError, Cluster, Expired, Object
 
-log = logging.getLogger("kvpool.api")
+log = logging.getLogger("kvpool.watch")
 
 GROUP_VERSION = "kvpool.dev/v1alpha1"
 PAGE = 500  # objects in one answer of a list
@@ -36,11 +36,16 @@ class ListWatch:
         change: Callable[[str, Object], None],
         clock: Callable[[], float] = time.time,
         silence_s: float = SILENCE_S,
+        *,
+        labels: str = "",
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         where = f"/namespaces/{namespace}" if namespace else ""
         self.path = f"/apis/{GROUP_VERSION}{where}/{plural}"
         self._cluster, self._replace, self._change, self._clock = cluster, replace, change, clock
         self._silence_s = silence_s
+        self._selector = {"labelSelector": labels} if labels else {}
+        self._told = heard
         self.heard_at: float | None = None  # when the server last answered
         self.problem = ""
 
@@ -70,6 +75,7 @@ class ListWatch:
         if self.problem:
             log.info("cluster_recovered path=%s", self.path)
         self.problem, self.heard_at = "", self._clock()
+        self._told()
 
     def _failed(self, error: BaseException) -> None:
         said = error.answer if isinstance(error, ApiError) else str(error) or type(error).__name__
@@ -80,14 +86,14 @@ class ListWatch:
     async def _list(self) -> str:
         """All objects, page by page; returns the version to watch from."""
         found: list[Object] = []
-        query = {"limit": str(PAGE)}
+        query = {**self._selector, "limit": str(PAGE)}
         while True:
             page = await self._cluster.read(self.path, query)
             found += page["items"]
             following = page["metadata"].get("continue")
             if not following:
                 break
-            query = {"limit": str(PAGE), "continue": following}
+            query = {**query, "continue": following}
         self._replace(found)
         self._heard()
         return str(page["metadata"]["resourceVersion"])
@@ -95,6 +101,7 @@ class ListWatch:
     async def _watch(self, version: str) -> str:
         """Follow from a version until the server ends it, or is silent; returns the version to go on from."""
         query = {
+            **self._selector,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,

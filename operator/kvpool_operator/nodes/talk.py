@@ -13,8 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
+from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.nodes.board import Board
-from kvpool_operator.nodes.cluster import UNREACHABLE, Follower, Identity, Publisher, connected
+from kvpool_operator.nodes.cluster import Follower, Identity, Publisher
 from kvpool_operator.nodes.metrics import registry
 from kvpool_operator.nodes.status import node_status
 from kvpool_operator.nodes.web import application
@@ -82,13 +83,16 @@ class Talk:
         await runner.setup()
         try:
             await web.TCPSite(runner, self._address or None, self._port).start()
-            async with connected() as api:
-                follower = Follower(api, self._identity, self._board)
+            cluster = await Cluster.connect()
+            try:
+                follower = Follower(cluster, self._identity, self._board)
                 follower.begin()
                 self._running.set()
-                publisher = Publisher(api, self._identity, follower, self._status)
+                publisher = Publisher(cluster, self._identity, follower, self._status)
                 await self._until_ending(follower.run(), publisher.run())
                 await self._goodbye(publisher)
+            finally:
+                await cluster.close()
         finally:
             await runner.cleanup()
 
@@ -111,7 +115,7 @@ class Talk:
     async def _goodbye(self, publisher: Publisher) -> None:
         truth = self._board.truth()
         self._board.tell(replace(truth, ready=False, message=truth.message or STOPPED))
-        with contextlib.suppress(*UNREACHABLE):
+        with contextlib.suppress(*UNREACHABLE, ApiError):
             await asyncio.wait_for(publisher.step(now=True), 3.0)
 
     def _status(self, before: dict[str, Any] | None) -> dict[str, Any]:
