@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from kube.apiserver import ApiServer, missing_programs, programs_folder
+from kube.apiserver import ApiServer, missing_programs
+from kube.charts import CHART, Helm, Object
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "kvpool"
 CASES = sorted((CHART / "ci").glob("*-values.yaml"))
-SYSTEM = "kvpool-system"
+SYSTEM = "chart-system"
 ELSEWHERE = {"monitoring.coreos.com/v1", "cert-manager.io/v1"}  # kinds that this API does not have
-Object = dict[str, Any]
-
-
-class Helm:
-    def __init__(self, api: ApiServer) -> None:
-        self.api = api
-
-    def __call__(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [str(programs_folder() / "helm"), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={
-                **os.environ,
-                "KUBECONFIG": str(self.api.kubeconfig),
-                "HOME": str(self.api.folder),
-                "KUBECACHEDIR": str(self.api.folder / "kubectl-cache"),
-            },
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +27,19 @@ def helm(apiserver: ApiServer) -> Helm:
     for name in (SYSTEM, "team-a", "team-b"):
         apiserver.kubectl("create", "namespace", name)
         apiserver.kubectl("label", "namespace", name, "pod-security.kubernetes.io/warn=restricted")
-    return Helm(apiserver)
-
-
-# Without --wait, and without hooks, which are pods: nothing runs here.
-# Other tests may have brought the CRDs.
-INSTALL = ("upgrade", "--install", "kvpool", str(CHART), "-n", SYSTEM, "--no-hooks", "--take-ownership")
-UNINSTALL = ("uninstall", "kvpool", "-n", SYSTEM, "--no-hooks", "--ignore-not-found")
+    return Helm(apiserver, SYSTEM)
 
 
 @pytest.fixture(scope="module")
 def installed(helm: Helm) -> Iterator[Helm]:
-    helm(*INSTALL)
+    helm.install()
     yield helm
-    helm(*UNINSTALL)
+    helm.uninstall()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_template_is_accepted_by_the_api(helm: Helm, apiserver: ApiServer, case: Path) -> None:
-    text = helm("template", "kvpool", str(CHART), "-n", SYSTEM, "-f", str(case), "--kube-version", "1.34.0")
+    text = helm.template("-f", str(case))
     bodies = [body for body in yaml.safe_load_all(text) if body and body["apiVersion"] not in ELSEWHERE]
     assert bodies
     done = apiserver.kubectl(
@@ -82,7 +50,7 @@ def test_template_is_accepted_by_the_api(helm: Helm, apiserver: ApiServer, case:
 
 
 def test_install_upgrade_and_uninstall_keep_the_crds(helm: Helm, apiserver: ApiServer) -> None:
-    helm(*INSTALL)
+    helm.install()
     pool = {
         "apiVersion": "kvpool.dev/v1alpha1",
         "kind": "KVPool",
@@ -101,19 +69,19 @@ def test_install_upgrade_and_uninstall_keep_the_crds(helm: Helm, apiserver: ApiS
         "--type=json",
         '-p=[{"op":"add","path":"/webhooks/0/clientConfig/caBundle","value":"Q0E="}]',
     )
-    helm(*INSTALL, "--set", "operator.replicas=3", "--set", "webhook.timeoutSeconds=7")
+    helm.install("--set", "operator.replicas=3", "--set", "webhook.timeoutSeconds=7")
     assert apiserver.get("deployment", "kvpool-operator", "-n", SYSTEM)["spec"]["replicas"] == 3
     assert apiserver.get("secret", secret, "-n", SYSTEM)["data"] == {"tls.key": "eA=="}
     client = apiserver.get("mutatingwebhookconfiguration", webhook)["webhooks"][0]
     assert (client["clientConfig"]["caBundle"], client["timeoutSeconds"]) == ("Q0E=", 7)
-    helm(*UNINSTALL)
+    helm.uninstall()
     assert apiserver.get("kvp", "kept", "-n", SYSTEM)["spec"]["tiers"][0]["capacity"] == "1Gi"
     left = apiserver.kubectl(
         "get", "clusterrole,clusterrolebinding,mutatingwebhookconfiguration", "-o", "name"
     ).stdout
     assert "kvpool" not in left
-    helm(*INSTALL)  # and the kept CRDs are taken up again
-    helm(*UNINSTALL)
+    helm.install()  # and the kept CRDs are taken up again
+    helm.uninstall()
 
 
 def test_helm_test_program_tells_who_answers(apiserver: ApiServer) -> None:
@@ -247,7 +215,7 @@ def test_operator_can_hand_on_the_rights_of_a_daemon_and_no_others(apiserver: Ap
 
 
 def test_namespaced_operator_may_nothing_elsewhere(helm: Helm, apiserver: ApiServer) -> None:
-    helm(*INSTALL, "--set", "operator.namespaces={team-a,team-b}")
+    helm.install("--set", "operator.namespaces={team-a,team-b}")
     try:
         for namespace, allowed in (("team-a", True), ("team-b", True), ("default", False), ("", False)):
             assert may(apiserver, OPERATOR, "list", "kvpools.kvpool.dev", namespace) is allowed
@@ -259,4 +227,4 @@ def test_namespaced_operator_may_nothing_elsewhere(helm: Helm, apiserver: ApiSer
         for resource in ("daemonsets.apps", "kvpools.kvpool.dev"):
             assert may(apiserver, OPERATOR, "patch", resource, SYSTEM)
     finally:
-        helm(*UNINSTALL)
+        helm.uninstall()

@@ -1,0 +1,143 @@
+"""The real operator with the rights that the chart gives it: they are enough for the life of a pool."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kube.apiserver import ApiServer, free_ports, missing_programs
+from kube.charts import Helm, Object
+from kube.nodes import until
+from strategies import region_folder
+
+pytest.importorskip("kvpool_operator", reason="no operator in this environment")
+
+NODE = "rights-node"
+
+
+@pytest.fixture(scope="module")
+def cluster(apiserver: ApiServer) -> ApiServer:
+    missing = missing_programs(["helm"])
+    if missing:
+        pytest.skip(missing)
+    labels = {"member": "rights"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}
+    assert apiserver.create("/api/v1/nodes", node).ok
+    return apiserver
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with region_folder() as made:
+        yield made
+
+
+@contextmanager
+def running(helm: Helm, folder: Path) -> Iterator[Path]:
+    """The operator as the chart's Deployment starts it, as its ServiceAccount; gives its log."""
+    api = helm.api
+    deployment = api.get("deployment", "kvpool-operator", "-n", helm.namespace)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    health, *ports = free_ports(3)
+    chosen = dict(zip(("--health-port", "--metrics-port", "--webhook-port"), (health, *ports), strict=True))
+    arguments = [a for a in container["args"] if a.partition("=")[0] not in chosen]
+    arguments += [f"{flag}={port}" for flag, port in chosen.items()]
+    log = folder / "operator.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *container["command"][1:], *arguments],
+            env={
+                **os.environ,
+                "KUBECONFIG": str(helm.kubeconfig_of("kvpool-operator", folder)),
+                "POD_NAME": "operator",
+                "POD_NAMESPACE": helm.namespace,
+            },
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("mode", ["cluster", "namespaced"])
+def test_operator_with_the_rights_of_the_chart_carries_a_pool_through_its_life(
+    cluster: ApiServer, namespace: str, folder: Path, mode: str
+) -> None:
+    system = f"rights-{mode}"
+    cluster.kubectl("create", "namespace", system)
+    helm = Helm(cluster, system)
+    helm.install(*(["--set", f"operator.namespaces={{{namespace}}}"] if mode == "namespaced" else []))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/kvpools.kvpool.dev", "--timeout=30s")
+    labels = f"kvpool.dev/pool=p,kvpool.dev/namespace={namespace}"
+
+    def found(kind: str, where: str) -> list[Object]:
+        # No controller takes the protection off a deleted claim here.
+        items: list[Object] = cluster.get(kind, "-n", where, "-l", labels)["items"]
+        return [item for item in items if "deletionTimestamp" not in item["metadata"]]
+
+    def pool() -> Object:
+        kept: Object = cluster.get("kvp", "p", "-n", namespace)
+        return kept
+
+    try:
+        with running(helm, folder) as log:
+            body: dict[str, Any] = {
+                "apiVersion": "kvpool.dev/v1alpha1",
+                "kind": "KVPool",
+                "metadata": {"name": "p", "namespace": namespace},
+                "spec": {
+                    "nodeSelector": {"member": "rights"},
+                    "tiers": [
+                        {"name": "dram", "medium": "DRAM", "capacity": "64Mi"},
+                        {"name": "cxl", "medium": "CXL", "capacity": "64Mi", "source": {"path": "/mnt/x/r"}},
+                    ],
+                },
+            }
+            assert cluster.create(f"/apis/kvpool.dev/v1alpha1/namespaces/{namespace}/kvpools", body).ok
+            until(lambda: pool().get("status"), what="a status")
+            for kind in ("daemonset", "service", "networkpolicy", "serviceaccount"):
+                assert len(found(kind, system)) == 1, kind
+            for kind in ("configmap", "role", "rolebinding", "kvpn"):
+                assert len(found(kind, namespace)) == 1, kind
+            assert len(found("pvc", namespace)) == 2
+            assert len(found("pv", namespace)) == 2
+            # Something of each kind of work: it is repaired, changed, taken away.
+            cluster.kubectl("delete", "configmap", "-n", namespace, "-l", labels)
+            until(lambda: found("configmap", namespace), what="the repair")
+            patch = json.dumps({"spec": {"tiers": body["spec"]["tiers"][:1]}})
+            cluster.kubectl("patch", "kvp", "p", "-n", namespace, "--type=merge", "-p", patch)
+            until(lambda: len(found("pvc", namespace)) == 1, what="the second claim is gone")
+            webhook = cluster.get("mutatingwebhookconfiguration", f"kvpool-{system}")["webhooks"][0]
+            assert webhook["clientConfig"]["caBundle"]
+            assert cluster.get("secret", "kvpool-webhook", "-n", system)["data"]["tls.key"]
+            lease = cluster.get("lease", "kvpool-operator", "-n", system)
+            assert lease["spec"]["holderIdentity"].startswith("operator-")
+            cluster.kubectl("delete", "kvp", "p", "-n", namespace, "--wait=false")
+            until(lambda: not found("daemonset", system), what="the daemons are gone")
+            gone = f"/apis/kvpool.dev/v1alpha1/namespaces/{namespace}/kvpools/p"
+            until(lambda: cluster.request("GET", gone).code == 404, what="the pool is gone")
+            refused = re.findall(r".*[Ff]orbidden.*", log.read_text())
+            assert not refused
+    finally:
+        cluster.kubectl("patch", "kvp", "p", "-n", namespace, "--type=merge", "-p", FREE, check=False)
+        helm.uninstall()
+
+
+FREE = '{"metadata":{"finalizers":null}}'
