@@ -134,6 +134,7 @@ bench-api: $(VENV)/.installed ## the status API with 1,000 pools and 5,000 nodes
 test-api: export KVPOOL_API_EXAMPLES ?= 200
 test-api: $(VENV)/.installed ## the status API: generated requests, Redis, the dashboard in Chromium
 	@.ci/system --api
+	@$(BIN)/pip install -q 'playwright>=1.40' 'axe-playwright-python>=0.1.4'
 	@$(BIN)/pytest --timeout=1800 -m 'not engine and not gpu' tests/api
 
 # --- portability -----------------------------------------------------------------------------------------------------------------

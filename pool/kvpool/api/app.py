@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from kvpool.api import events, health, model, pools, problem
+from kvpool.api import dashboard, events, health, model, pools, problem
 from kvpool.api.guard import Guard, RateLimiter
 from kvpool.api.recorder import Recorder
 from kvpool.api.service import Service
@@ -70,6 +70,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(pools.router)
     app.include_router(events.router)
     app.include_router(health.router)
+    app.include_router(dashboard.router)
     problem.install(app)
     app.add_middleware(
         Guard, metrics=service.metrics, limiter=RateLimiter(service.limit), hosts=service.hosts

@@ -74,9 +74,17 @@ class Tier(Model):
     used_bytes: Bytes = 0
     blocks: Count = Field(0, description="blocks that can be found now")
     evictions: Count = Field(0, description="blocks removed to make room, since the region was made")
-    lookups: Count = Field(0, description="blocks looked up, since the region was made")
+    lookups: Count = Field(
+        0,
+        description="lookups counted in this tier, since the region was made: the blocks that it served "
+        "and, in the first tier, all misses",
+    )
     hits: Count = Field(0, description="blocks served by this tier, since the region was made")
-    hit_rate: Percent | None = Field(None, description=HIT_RATE, examples=[97.4])
+    hit_rate: Percent | None = Field(
+        None,
+        description="hits of lookups in percent; see lookups for what is counted here",
+        examples=[97.4],
+    )
     shared: bool = Field(False, description="one region for all nodes")
     shards: list[Shard] = Field(default_factory=list, description="of shared tiers: one for each host")
 

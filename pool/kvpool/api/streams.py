@@ -111,6 +111,7 @@ class Streams:
             channel = self._channels[status.key] = Channel(Meter(), status.observed_at)
             channel.meter.step(status.series)
         reader = Reader(status=self._status_message(status, Amount(), 0.0))
+        reader.changes.extend(message("event", event.model_dump_json().encode()) for event in status.events)
         channel.readers.add(reader)
         self._open += 1
         self._metrics.streams.set(self._open)
