@@ -37,6 +37,7 @@ log = logging.getLogger("kvpool.operator")
 STATUS_S = 3.0  # counters are written at most this often; conditions at once
 REMOVAL_S = 120.0  # how long a deleted pool waits for its nodes to remove their files
 REMOVAL_POLL_S = 2.0
+EVENT_TIME_DIGITS = len("2026-01-01T00:0")
 # True is bad news for these, and False for the others.
 BAD_WHEN_TRUE = (DEGRADED, DRAINING)
 
@@ -183,7 +184,9 @@ class Reconciler:
         for node in seen.nodes:
             name = node["spec"]["nodeName"]
             for event in (node.get("status") or {}).get("events") or []:
-                once = "/".join(str(event.get(part, "")) for part in ("reason", "tier", "at")) + f"/{name}"
+                # What happens again and again is said once in ten minutes: "at" without its last digits.
+                when = str(event.get("at", ""))[:EVENT_TIME_DIGITS]
+                once = f"{event.get('reason', '')}/{event.get('tier', '')}/{when}/{name}"
                 tier = f" tier {event['tier']}" if event.get("tier") else ""
                 message = f"{name}{tier}: {event.get('message', '')}"
                 reason = str(event.get("reason", "NodeEvent"))

@@ -260,6 +260,22 @@ def test_delete_waits_for_the_nodes_to_remove_their_files(
     until(lambda: pools.get() is None, what="it is gone")
 
 
+def test_what_a_daemon_reports_becomes_an_event_once(
+    operator: OperatorProcess, pools: Pools, members: list[str]
+) -> None:
+    pools.create(pool_of(members, pools.namespace))
+    until(lambda: len(pools.items("kvpn")) == 2, what="two KVPoolNodes")
+    told = {"type": "Warning", "reason": "DamageFound", "tier": "cxl", "message": "3 blocks were damaged"}
+    for second in (1, 2, 3):
+        pools.tell(1, lookups=second, events=[{**told, "at": f"2026-01-01T00:00:0{second}Z"}])
+        until(lambda want=second: (pools.get() or {})["status"]["lookups"] == want, what="the report is seen")
+    listed = json.loads(pools.cluster.kubectl("-n", pools.namespace, "get", "events", "-o", "json").stdout)
+    found = [event for event in listed["items"] if event["reason"] == "DamageFound"]
+    assert [(e["type"], e["message"]) for e in found] == [
+        ("Warning", f"{members[1]} tier cxl: 3 blocks were damaged")
+    ]
+
+
 def test_a_paused_pool_is_left_as_it_is(operator: OperatorProcess, pools: Pools, members: list[str]) -> None:
     pools.create(pool_of(members, pools.namespace))
     until(lambda: pools.items("daemonsets", SYSTEM), what="the daemons")
