@@ -16,6 +16,7 @@ MANIFEST_NAME = "pool.yaml"
 HOST_NAME = "host"
 RUNTIME_ENV = "KVPOOL_RUNTIME_DIR"
 HOST_ENV = "KVPOOL_HOST"
+POOL_ENV = "KVPOOL_POOL"  # in pods: the one pool that this process is about
 
 
 def runtime_dir() -> Path:
@@ -88,10 +89,11 @@ def region_path(spec: PoolSpec, tier: TierSpec, host: int) -> Path:
     """The file or device that holds the region of `tier` for `host`.
 
     A shared tier has one region for all hosts. Any other tier has one for each host; since several hosts may
-    live on one machine, as in tests, the file of a host above 0 ends in .h<host>. Devices keep their names.
+    live on one machine, as in tests, the file of a host above 0 ends in .h<host>. Devices keep their names,
+    and so do all files where the machine was assigned its one number (see `default_host`).
     """
     path = _declared_path(spec, tier)
-    if tier.shared or host == 0 or is_device_path(path):
+    if tier.shared or host == 0 or is_device_path(path) or host_path(spec.name).exists():
         return path
     return path.with_name(f"{path.name}.h{host}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvpool.errors import MediumUnavailable
-from kvpool.paths import RUNTIME_ENV
+from kvpool.paths import POOL_ENV, RUNTIME_ENV
 
 Progress = Callable[[int, int], None]
 
@@ -29,7 +29,10 @@ def default_lock_path(path: str | Path) -> str:
         return path
     # The same for all users of the machine, or they would take each other for dead.
     given = os.environ.get(RUNTIME_ENV)
-    lock = Path(given or "/run/kvpool") / "locks" / path.strip("/").replace("/", "-")
+    folder = Path(given or "/run/kvpool")
+    # In pods the pool's own folder is all that the daemon and its engines share of it.
+    of_pool = folder / os.environ.get(POOL_ENV, "")
+    lock = (of_pool if of_pool.is_dir() else folder) / "locks" / path.strip("/").replace("/", "-")
     if not lock.exists():
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)

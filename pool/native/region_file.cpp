@@ -306,5 +306,8 @@ struct flock all_participants_lock(int type) {
 struct flock litmus_lock(int type, uint32_t host) {
   return lock_range(type, uint64_t{kMaxHosts} * kMaxParticipants + host, 1);
 }
+struct flock adoption_lock(int type, uint32_t host) {
+  return lock_range(type, uint64_t{kMaxHosts} * kMaxParticipants + kMaxHosts + host, 1);
+}
 
 }   // namespace kvp

@@ -43,5 +43,7 @@ struct flock participant_lock(int type, uint32_t host, uint32_t index);
 struct flock all_participants_lock(int type);
 // Behind those: whose process has the turn at its host's litmus lines.
 struct flock litmus_lock(int type, uint32_t host);
+// And whose process takes a shard over for its host.
+struct flock adoption_lock(int type, uint32_t host);
 
 }   // namespace kvp

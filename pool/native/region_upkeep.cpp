@@ -1,8 +1,11 @@
 // Region: what the daemon does for its host's shards.
+#include <fcntl.h>
+
 #include <algorithm>
 
 #include "error.h"
 #include "region.h"
+#include "region_file.h"
 
 namespace kvp {
 
@@ -128,8 +131,23 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
   Recovered r;
   const ShardMap& s = attached_->shard(HostIndex{host});
   Ownership o{};
-  if (!fault_guarded([&] { o = ownership_of(*attached_, s); })) medium_failed(path_);
-  if (epoch <= o.epoch)
+  // One process of a host at a time: the lock goes with it, and the next one may begin again what it left unfinished.
+  struct flock turn = adoption_lock(F_WRLCK, to_int(attached_->self));
+  if (::fcntl(lock_fd_, F_OFD_SETLK, &turn) != 0)
+    throw Error(ErrorKind::Busy, "region " + path_ + ": another process of this host is taking a shard over. Wait until it is done.");
+  struct Turn {
+    int fd;
+    struct flock lock;
+    ~Turn() { ::fcntl(fd, F_OFD_SETLK, &lock); }
+  } done{lock_fd_, adoption_lock(F_UNLCK, to_int(attached_->self))};
+  bool unfinished = false;
+  if (!fault_guarded([&] {
+        o = ownership_of(*attached_, s);
+        const uint64_t settled = attached_->mem.load_word(attached_->home().claim(s.host()) + offsetof(ClaimLine, settled_epoch));
+        unfinished = epoch == o.epoch && o.owner == attached_->self && settled != epoch;
+      }))
+    medium_failed(path_);
+  if (epoch <= o.epoch && !unfinished)
     throw Error(ErrorKind::Fenced, "region " + path_ + ": shard " + std::to_string(host) + " is already claimed with epoch " +
                                        std::to_string(o.epoch) + " by host " + std::to_string(to_int(o.owner)) + "; epoch " + std::to_string(epoch) +
                                        " is not higher. The arbiter must give a higher one.");

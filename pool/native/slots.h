@@ -147,10 +147,7 @@ class Slots {
       release(a_, s_, {slot, a_.word_of(s_, slot)});
     }
     m_.store_fence();
-    if (done) {
-      m_.store_word(at + offsetof(ExtentDescriptor, slot_bytes), 0);
-      m_.store_word(at + offsetof(ExtentDescriptor, slot_count), 0);
-    }
+    for (uint64_t word = 1; done && word < sizeof(ExtentDescriptor) / 8; ++word) m_.store_word(at + word * 8, 0);   // unassigned: as if never cut
     m_.store_word(at, done ? mine.next(SlotState::Free, 0, 0).raw : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
     KVP_STEP("extent.retired");
     m_.write_back(at, kLineBytes);

@@ -96,8 +96,8 @@ def test_resized_again_and_again_under_writers_and_readers(coherence: Coherence)
     with region_folder() as folder, children() as start:
         path = folder / "r"
         make(path, coherence)
-        users = [start(use, path, 2.0, value) for value in range(2)]
-        for round_ in range(6):
+        users = [start(use, path, 1.0, value) for value in range(2)]
+        for round_ in range(5):
             capacity = SIZES[round_ % len(SIZES)]
             tally.result(start(resize, path, capacity, "", 0))
         for user in users:
@@ -122,6 +122,7 @@ def steps_of_a_resize(coherence: Coherence) -> list[str]:
             return list(_native.recorded_steps())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coherence", ["hardware", "software"])
 def test_killed_at_every_step_of_a_resize_the_next_one_completes_it(coherence: Coherence) -> None:
     dice = random.Random(seed("test_killed_at_every_step_of_a_resize"))

@@ -15,8 +15,9 @@ from kvpool.paths import ensure_pool_dir
 from kvpool.provision import Regions, provision
 from kvpool.provision.plan import Skip
 from kvpool.quantity import human_bytes
+from kvpool.report import ShardOwner
 from kvpool_operator.nodes import folder
-from kvpool_operator.nodes.assignment import Assignment
+from kvpool_operator.nodes.assignment import Adoption, Assignment
 from kvpool_operator.nodes.board import Board, Truth
 from kvpool_operator.nodes.removal import remove_pool, remove_tier
 
@@ -24,6 +25,7 @@ log = logging.getLogger("kvpool.node")
 
 WAIT_S = 0.2
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 10.0
+AGAIN_S = 60.0  # between two tries to have an optional tier
 ADOPT_S = 1.0  # between two looks at whether a shard is still to be adopted
 
 UNASSIGNED = (
@@ -34,6 +36,12 @@ UNASSIGNED = (
 
 class _Ended(Exception):
     """The process is to end, or something else is wanted than what is being prepared."""
+
+
+def _to_be_adopted(owner: ShardOwner, host: int, adoption: Adoption) -> bool:
+    """Not done yet, not overtaken by a higher epoch; or begun by a daemon of this host that was killed."""
+    begun = owner.host == host and owner.epoch == adoption.epoch and not owner.settled
+    return owner.epoch < adoption.epoch or begun
 
 
 class Keeper:
@@ -65,6 +73,7 @@ class Keeper:
         self._told: dict[str, Any] | None = None
         self._change_due = 0.0
         self._adopt_due = 0.0
+        self._again_due = 0.0
         self._closed: dict[str, tuple[object, bool]] = {}  # tier -> its region, and whether it admits blocks
         self._problems: dict[str, str] = {}  # what is wanted and could not be done yet
 
@@ -123,6 +132,7 @@ class Keeper:
         skipped = self._provision(wanted)
         self._served, self._told, self._problems, self._closed = wanted, None, {}, {}
         self._change_due = self._adopt_due = 0.0
+        self._again_due = self._clock() + AGAIN_S
         try:
             serve(
                 wanted.pool,
@@ -185,7 +195,10 @@ class Keeper:
             self._problems["assignment"] = unreadable
         else:
             self._problems.pop("assignment", None)
-        if wanted != served and now >= self._change_due:
+        # Optional tiers that could not be had are tried again: a device may come, space may become free.
+        again = bool(daemon.skipped) and now >= self._again_due
+        if (wanted != served or again) and now >= self._change_due:
+            self._again_due = now + AGAIN_S
             self._change(daemon, wanted)
         self._admit(daemon)
         if now >= self._adopt_due:
@@ -249,13 +262,15 @@ class Keeper:
             self._change_due = self._clock() + PAUSE_MAX_S
             return
         self._problems.pop("change", None)
+        if wanted == self._served:
+            return
         self._served = wanted
         log.info("changed pool=%s generation=%d state=%s", self._pool, wanted.generation, wanted.state)
         daemon.report()
 
     def _apply(self, daemon: Daemon, wanted: Assignment) -> None:
-        spec, before = wanted.pool, daemon.spec
-        if spec == before:
+        spec = wanted.pool
+        if spec == daemon.spec and not daemon.skipped:
             return
         daemon.adjust(spec, daemon.skipped)  # policies at once, whatever becomes of the tiers
         names = {tier.name for tier in spec.tiers}
@@ -300,8 +315,10 @@ class Keeper:
         for opened in daemon.tiers:
             known = daemon.owners[opened.tier.name].known
             for adoption in wanted.adopt:
-                if adoption.shard >= len(known) or known[adoption.shard].epoch >= adoption.epoch:
-                    continue  # not shared, or done, or overtaken by a higher epoch
+                if adoption.shard >= len(known) or not _to_be_adopted(
+                    known[adoption.shard], opened.shard, adoption
+                ):
+                    continue
                 try:
                     done = opened.region.adopt(adoption.shard, adoption.epoch)
                 except KvpoolError as error:
