@@ -1,4 +1,4 @@
-"""The real operator with the rights that the chart gives it: they are enough for the life of a pool."""
+"""Operator and API with the rights that the chart gives them: they are enough for the life of a pool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,22 +45,22 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def running(helm: Helm, folder: Path) -> Iterator[Path]:
-    """The operator as the chart's Deployment starts it, as its ServiceAccount; gives its log."""
-    api = helm.api
-    deployment = api.get("deployment", "kvpool-operator", "-n", helm.namespace)
+def running(helm: Helm, folder: Path, name: str, chosen: dict[str, object]) -> Iterator[Path]:
+    """A program as the chart's Deployment `name` starts it, as its ServiceAccount; gives its log.
+
+    `chosen` are arguments that are other ones here, where ports may be taken.
+    """
+    deployment = helm.api.get("deployment", name, "-n", helm.namespace)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    health, *ports = free_ports(3)
-    chosen = dict(zip(("--health-port", "--metrics-port", "--webhook-port"), (health, *ports), strict=True))
     arguments = [a for a in container["args"] if a.partition("=")[0] not in chosen]
-    arguments += [f"{flag}={port}" for flag, port in chosen.items()]
-    log = folder / "operator.log"
+    arguments += [f"{flag}={value}" for flag, value in chosen.items()]
+    log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *container["command"][1:], *arguments],
             env={
                 **os.environ,
-                "KUBECONFIG": str(helm.kubeconfig_of("kvpool-operator", folder)),
+                "KUBECONFIG": str(helm.kubeconfig_of(name, folder)),
                 "POD_NAME": "operator",
                 "POD_NAMESPACE": helm.namespace,
             },
@@ -97,7 +99,8 @@ def test_operator_with_the_rights_of_the_chart_carries_a_pool_through_its_life(
         return kept
 
     try:
-        with running(helm, folder) as log:
+        ports = dict(zip(("--health-port", "--metrics-port", "--webhook-port"), free_ports(3), strict=True))
+        with running(helm, folder, "kvpool-operator", ports) as log:
             body: dict[str, Any] = {
                 "apiVersion": "kvpool.dev/v1alpha1",
                 "kind": "KVPool",
@@ -137,6 +140,60 @@ def test_operator_with_the_rights_of_the_chart_carries_a_pool_through_its_life(
             assert not refused
     finally:
         cluster.kubectl("patch", "kvp", "p", "-n", namespace, "--type=merge", "-p", FREE, check=False)
+        helm.uninstall()
+
+
+@pytest.mark.parametrize("mode", ["cluster", "namespaced"])
+def test_api_with_the_rights_of_the_chart_shows_pools_to_who_may_see_them(
+    cluster: ApiServer, namespace: str, folder: Path, mode: str
+) -> None:
+    system = f"api-{mode}"
+    cluster.kubectl("create", "namespace", system)
+    helm = Helm(cluster, system)
+    helm.install(*(["--set", f"operator.namespaces={{{namespace}}}"] if mode == "namespaced" else []))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/kvpools.kvpool.dev", "--timeout=30s")
+    tiers = [{"name": "dram", "medium": "DRAM", "capacity": "64Mi"}]
+    body = {
+        "apiVersion": "kvpool.dev/v1alpha1",
+        "kind": "KVPool",
+        "metadata": {"name": "p", "namespace": namespace},
+        "spec": {"tiers": tiers},
+    }
+    assert cluster.create(f"/apis/kvpool.dev/v1alpha1/namespaces/{namespace}/kvpools", body).ok
+    for account in ("reader", "stranger"):
+        cluster.kubectl("create", "serviceaccount", account, "-n", namespace)
+    role = f"--clusterrole=kvpool-{system}-view"
+    cluster.kubectl(
+        "create", "rolebinding", "r", role, f"--serviceaccount={namespace}:reader", "-n", namespace
+    )
+    (port,) = free_ports(1)
+
+    def ask(path: str, account: str = "") -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+        if account:
+            token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, ""
+        except OSError:
+            return 0, ""
+
+    try:
+        with running(helm, folder, "kvpool-api", {"--port": port, "--listen": "127.0.0.1"}) as log:
+            until(lambda: ask("/readyz")[0] == 200, what="the API is ready")
+            seen = until(
+                lambda: json.loads(ask("/v1/pools", "reader")[1] or "{}").get("items"), what="the pool"
+            )
+            assert [(p["namespace"], p["name"]) for p in seen] == [(namespace, "p")]
+            assert json.loads(ask("/v1/pools", "stranger")[1])["items"] == []
+            assert ask("/v1/pools")[0] == 401
+            assert not re.findall(r".*[Ff]orbidden.*", log.read_text())
+    finally:
+        cluster.kubectl("delete", "kvp", "p", "-n", namespace)
         helm.uninstall()
 
 
