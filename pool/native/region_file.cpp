@@ -236,47 +236,45 @@ void format_region(const std::string& path, Superblock sb, bool force, bool zero
     sb.magic = kMagic;
     sb.checksum = superblock_checksum(sb);
 
-    const bool ok = fault_guarded([&] {
-      const auto with_window = [&](uint64_t at, uint64_t bytes, auto f) {
-        Window w(file, at, bytes, true);
-        KVP_CHECK(w.data != nullptr);
-        f(CpuMemory(w.data, false));
-      };
-      const auto erase_magic = [&](uint64_t at) {
-        with_window(at, kSuperblockBytes, [](CpuMemory m) {
-          m.store_word(0, 0);
-          m.write_back(0, 8);
+    bool ok = true;   // after a failure nothing more is written. A window is outside of the guard, which may leave its code in the middle.
+    const auto with_window = [&](uint64_t at, uint64_t bytes, auto f) {
+      Window w(file, at, bytes, true);
+      ok = ok && w.data != nullptr && fault_guarded([&] { f(CpuMemory(w.data, false)); });
+    };
+    const auto erase_magic = [&](uint64_t at) {
+      with_window(at, kSuperblockBytes, [](CpuMemory m) {
+        m.store_word(0, 0);
+        m.write_back(0, 8);
+        m.store_fence();
+      });
+    };
+    const auto write_copy = [&](uint64_t at) { with_window(at, kSuperblockBytes, [&](const CpuMemory& m) { write_superblock(m, sb); }); };
+    const auto zero = [&](uint64_t at, uint64_t bytes) {
+      static uint8_t zeros[1 << 16];
+      constexpr uint64_t kWindow = 64ULL << 20;
+      for (uint64_t done = 0; ok && done < bytes; done += kWindow) {
+        const uint64_t window = bytes - done < kWindow ? bytes - done : kWindow;
+        with_window(at + done, window, [&](CpuMemory m) {
+          for (uint64_t i = 0; i < window; i += sizeof zeros) {
+            const Piece piece{zeros, window - i < sizeof zeros ? window - i : sizeof zeros};
+            m.stream_copy(i, &piece, 1);
+          }
           m.store_fence();
         });
-      };
-      const auto write_copy = [&](uint64_t at) { with_window(at, kSuperblockBytes, [&](const CpuMemory& m) { write_superblock(m, sb); }); };
-      const auto zero = [&](uint64_t at, uint64_t bytes) {
-        static uint8_t zeros[1 << 16];
-        constexpr uint64_t kWindow = 64ULL << 20;
-        for (uint64_t done = 0; done < bytes; done += kWindow) {
-          const uint64_t window = bytes - done < kWindow ? bytes - done : kWindow;
-          with_window(at + done, window, [&](CpuMemory m) {
-            for (uint64_t i = 0; i < window; i += sizeof zeros) {
-              const Piece piece{zeros, window - i < sizeof zeros ? window - i : sizeof zeros};
-              m.stream_copy(i, &piece, 1);
-            }
-            m.store_fence();
-          });
-        }
-      };
-      if (!zeroed) {
-        for (uint64_t at = 0; at <= kAlignMax && at + kSuperblockBytes <= file.bytes; at = at == 0 ? kSuperblockBytes : at * 2)
-          if (read_copy(file, at).magic) erase_magic(at);
-        for (uint32_t h = 0; h < sb.host_count; ++h) {
-          const ShardMap s(sb, HostIndex{h});
-          zero(s.base(), sb.extents_offset);
-          for (uint32_t e = 0; e < sb.extent_count; ++e) zero(s.extent(e), sb.extent_payload_offset);
-        }
       }
-      KVP_STEP("format.before_superblock");
-      write_copy(sb.align_bytes);
-      write_copy(0);
-    });
+    };
+    if (!zeroed) {
+      for (uint64_t at = 0; at <= kAlignMax && at + kSuperblockBytes <= file.bytes; at = at == 0 ? kSuperblockBytes : at * 2)
+        if (read_copy(file, at).magic) erase_magic(at);
+      for (uint32_t h = 0; ok && h < sb.host_count; ++h) {
+        const ShardMap s(sb, HostIndex{h});
+        zero(s.base(), sb.extents_offset);
+        for (uint32_t e = 0; e < sb.extent_count; ++e) zero(s.extent(e), sb.extent_payload_offset);
+      }
+    }
+    if (ok) KVP_STEP("format.before_superblock");
+    write_copy(sb.align_bytes);
+    write_copy(0);
     if (!ok)
       throw Error(
           ErrorKind::Medium,
