@@ -7,17 +7,38 @@
 
 namespace kvp {
 
-// The tail is only a hint: when it was damaged, put it behind the newest record of the ring.
+// The tail that most records of a ring agree to: those before it are of its lap, those behind it of the lap before. `lap(i)` is that of record i,
+// `fits` how many agree; 0: there is no telling. Single damaged records do not matter, whatever lap they say.
+template <class Lap>
+uint64_t log_best_tail(uint64_t ring, Lap lap, uint64_t& fits) {
+  uint64_t most = 0, lead = 0, best = 0;   // the lap of most records, if there is one, by Boyer and Moore's vote
+  for (uint64_t i = 0; i < ring; ++i) {
+    const uint64_t seen = lap(i);
+    if (lead == 0) most = seen;
+    lead += seen == most ? 1 : -1ULL;
+  }
+  fits = 0;
+  for (const uint64_t candidate : {most, most + 1, lap(0), lap(ring - 1) + 1}) {   // the newest lap
+    const uint64_t newest = candidate & LogRecord::kLapMask, older = (newest - 1) & LogRecord::kLapMask;
+    if (newest == 0) continue;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < ring; ++i) n += lap(i) == older;
+    for (uint64_t i = 0; i < ring; ++i) {
+      if (n > fits) fits = n, best = (newest - 1) * ring + i;
+      n += (lap(i) == newest ? 1 : 0) - (lap(i) == older ? 1ULL : 0);
+    }
+  }
+  return best;
+}
+
+// The tail is only a hint: when it was damaged, put it where the ring's records say.
 template <Memory M>
 void log_repair_tail(Attached<M>& a, const ShardMap& s) {
-  const uint64_t ring = s.superblock().log_record_count;
   const uint64_t tail = a.mem.load_word(s.log_tail());
-  uint64_t next = 0;
-  for (uint64_t i = 0; i < ring; ++i) {
-    const uint64_t lap = LogRecord{a.mem.load_word(s.log_record(i))}.lap();
-    if (lap != 0 && (lap - 1) * ring + i + 1 > next) next = (lap - 1) * ring + i + 1;
-  }
-  a.mem.cas_word(s.log_tail(), tail, next);
+  uint64_t fits = 0;
+  const uint64_t best = log_best_tail(
+      s.superblock().log_record_count, [&](uint64_t i) { return LogRecord{a.mem.load_word(s.log_record(i))}.lap(); }, fits);
+  if (fits != 0) a.mem.cas_word(s.log_tail(), tail, best);
 }
 
 // After the change itself is fenced. No number is taken before the record is written, so an appender that dies leaves no hole.

@@ -54,12 +54,7 @@ Region::LogFit Region::fit_log(const ShardMap& s) {
   const uint64_t ring = superblock_.log_record_count;
   std::vector<uint64_t>& laps = log_laps_;
   const uint64_t before = m.load_word(s.log_tail());
-  uint64_t most = 0, lead = 0;   // the lap of most records, if there is one, by Boyer and Moore's vote
-  for (uint64_t i = 0; i < ring; ++i) {
-    laps[i] = LogRecord{m.load_word(s.log_record(i))}.lap();
-    if (lead == 0) most = laps[i];
-    lead += laps[i] == most ? 1 : -1ULL;
-  }
+  for (uint64_t i = 0; i < ring; ++i) laps[i] = LogRecord{m.load_word(s.log_record(i))}.lap();
   const uint64_t tail = m.load_word(s.log_tail());
   LogFit fit{tail, tail, 0};
   if (tail < before || tail - before >= ring / 2) return fit;
@@ -68,18 +63,10 @@ Region::LogFit Region::fit_log(const ShardMap& s) {
     fits += laps[i] == log_lap(tail, i);
     fit.misfits += !log_lap_fits(tail, tail - before, i, laps[i]);
   }
-  uint64_t best_fits = fits + (tail - before) + superblock_.participant_count;   // another one has to be much better
-  const auto look_in = [&](uint64_t newest) {                                    // the best tail of those that stand in this lap
-    newest &= LogRecord::kLapMask;
-    const uint64_t older = (newest - 1) & LogRecord::kLapMask;
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < ring; ++i) n += laps[i] == older;
-    for (uint64_t i = 0; newest != 0 && i < ring; ++i) {
-      if (n > best_fits) best_fits = n, fit.best = (newest - 1) * ring + i;
-      n += (laps[i] == newest ? 1 : 0) - (laps[i] == older ? 1ULL : 0);
-    }
-  };
-  for (const uint64_t lap : {most, most + 1, laps[0], laps[ring - 1] + 1}) look_in(lap);
+  uint64_t best_fits = 0;
+  const uint64_t best = log_best_tail(
+      ring, [&](uint64_t i) { return laps[i]; }, best_fits);
+  if (best_fits > fits + (tail - before) + superblock_.participant_count) fit.best = best;   // another one has to be much better
   return fit;
 }
 

@@ -216,3 +216,23 @@ def test_repair_leaves_a_shard_that_another_host_claims_and_says_so(tmp_path: Pa
     with Region.attach(path, role="tool") as region:
         region.adopt(0, 8)
     assert Region.fsck(path).ok
+
+
+def test_appends_after_the_tail_was_damaged_go_by_what_most_records_say(path: Path) -> None:
+    """One more record is damaged, and says the highest lap there can be."""
+    b = RegionBytes(path.read_bytes())
+    ring, records = shard(b, "log_ring_offset"), b.sb["log_record_count"]
+    with Region.attach(path) as region:
+        keys = keys_of(NS, range(100, 100 + 3 * records))
+        for i in range(len(keys)):
+            region.store(keys[i : i + 1], contents(keys[i : i + 1]))
+        tail = word(path, shard(b, "log_tail_offset"))
+        assert tail > 3 * records
+        put(path, shard(b, "log_tail_offset"), tail ^ 1 << 14)
+        put(path, ring + (tail + 40) % records * 8, (1 << 64) - 1)
+        assert region.store(KEYS, contents(KEYS)).stored_count
+        assert tail < word(path, shard(b, "log_tail_offset")) < tail + 4 * len(KEYS)
+        (problem,) = region.check().problems
+        assert "1 damaged records" in problem
+        region.repair()
+        assert region.check().ok
