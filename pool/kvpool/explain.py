@@ -55,8 +55,9 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "The block may be larger than an extent, or all blocks are in use: raise capacity or extentSize.",
     ),
     MissReason.NAMESPACES_FULL.value: (
-        "the region knows as many namespaces as it can hold",
-        "Too many different models or settings share this region: use a pool each.",
+        "the region knows as many namespaces as it can hold, or the last row is held by a stopped process",
+        "Too many different models or settings share this region: use a pool each. Or let the process that "
+        "was stopped in the middle of its first store go on, or end it.",
     ),
     MissReason.FENCED.value: (
         "another host owns this host's shard now",

@@ -256,7 +256,9 @@ class Region:
         description = json.dumps(namespace.describe(), separators=(",", ":"))
         code, index = self._native.open_namespace(namespace.digest, namespace.block_bytes, description)
         if code == 0:
-            self._namespaces[namespace.digest] = index
+            # A row that was damaged may be another namespace's by now.
+            others = {digest: row for digest, row in self._namespaces.items() if row != index}
+            self._namespaces = {**others, namespace.digest: index}
         return code, index
 
     def record(self, lookups: int, hits: int, misses: dict[MissReason, int] | None = None) -> None:

@@ -115,12 +115,16 @@ static_assert(offsetof(ShardHeader, node_name) == 64);
 inline constexpr uint64_t kClosed = 0x6465736f6c63;   // "closed"; no single flipped bit makes it
 
 // Line j of host h's claims: h owns shard j since `epoch`. The highest epoch wins; no claim at all: shard j belongs to host j. `settled_epoch` follows
-// when the adoption is done; until then nobody writes there but the adopter.
-// Line j of host h's acknowledgements: h has stopped writing to shard j and flushed it, for every claim up to `epoch`.
+// when the adoption is done; until then nobody writes there but the adopter. Everything is there twice: a flipped bit claims nothing and takes no claim
+// away (ownership.h).
+// Line j of host h's acknowledgements: h has stopped writing to shard j and flushed it, for every claim up to `epoch`. Only the first word is used.
 struct ClaimLine {
   uint64_t epoch;
   uint64_t settled_epoch;
-  uint64_t reserved[6];
+  uint64_t epoch_copy;
+  uint64_t settled_copy;
+  uint64_t epoch_checksum;   // XXH3-64 over the epoch, seeded with the line's place; 0 when it is 0. Asked when the two epochs differ
+  uint64_t reserved[3];
 };
 // Loans of extents (PROTOCOL 6) have their lines here; no code of format 1 lends yet.
 struct LoanLine {
@@ -262,12 +266,13 @@ struct NamespaceRow {   // immutable once its word is Stable
 static_assert(sizeof(NamespaceRow) == 1024 && offsetof(NamespaceRow, description) == 130);
 
 struct ExtentDescriptor {   // one line
-  uint64_t word;            // SlotWord: Free = unassigned, Writing = being cut, Stable = serves slot_bytes
+  uint64_t word;            // SlotWord: Free = unassigned (then all else is 0), Writing = being cut, Stable = serves slot_bytes
   uint64_t slot_bytes;
   uint64_t slot_count;
-  uint64_t reserved[5];
+  uint64_t checksum;   // XXH3-64 over slot_bytes and slot_count, seeded with the descriptor's place; 0 when both are 0
+  uint64_t reserved[4];
 };
-static_assert(sizeof(ExtentDescriptor) == 64);
+static_assert(sizeof(ExtentDescriptor) == 64 && offsetof(ExtentDescriptor, checksum) == 24);
 
 // Change log record: lap 24 | hint 8 | slot id 32. lap = position / ring size + 1; 0 = never used. It says where to look, never what to believe.
 enum class LogHint : uint32_t { Stored = 1, Evicted = 2, Rescan = 3 };

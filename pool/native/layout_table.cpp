@@ -72,7 +72,9 @@ std::string layout_table() {
            KVP_FIELD(ShardHeader, node_name, "zero-padded")});
   section(out, "claim line and acknowledgement line, one a host (the host's)", sizeof(ClaimLine),
           {KVP_FIELD(ClaimLine, epoch, "the highest claim owns the shard"),
-           KVP_FIELD(ClaimLine, settled_epoch, "epoch whose adoption is done: the owner's processes may write")});
+           KVP_FIELD(ClaimLine, settled_epoch, "epoch whose adoption is done: the owner's processes may write"), KVP_FIELD(ClaimLine, epoch_copy, ""),
+           KVP_FIELD(ClaimLine, settled_copy, ""),
+           KVP_FIELD(ClaimLine, epoch_checksum, "XXH3-64 of the epoch, seeded with the line's offset in the region; 0 for 0")});
   section(out, "grant line and return line, one a host (no loans yet)", sizeof(LoanLine),
           {KVP_FIELD(LoanLine, extent, ""), KVP_FIELD(LoanLine, epoch, ""), KVP_FIELD(LoanLine, host, "")});
   section(out, "litmus: the host's own grant line, its say line", sizeof(LitmusSayLine),
@@ -91,9 +93,11 @@ std::string layout_table() {
        KVP_FIELD(NamespaceRow, slot_bytes, "distance of two slots"),
        KVP_FIELD(NamespaceRow, checksum, "XXH3-64 of the row without word and checksum"), KVP_FIELD(NamespaceRow, tenant, ""),
        KVP_FIELD(NamespaceRow, quota_bytes, "0 none"), KVP_FIELD(NamespaceRow, description_bytes, ""), KVP_FIELD(NamespaceRow, description, "JSON")});
-  section(out, "extent descriptor (the owner's)", sizeof(ExtentDescriptor),
-          {KVP_FIELD(ExtentDescriptor, word, "as the slot word: free, being cut, serving"), KVP_FIELD(ExtentDescriptor, slot_bytes, ""),
-           KVP_FIELD(ExtentDescriptor, slot_count, "")});
+  section(
+      out, "extent descriptor (the owner's)", sizeof(ExtentDescriptor),
+      {KVP_FIELD(ExtentDescriptor, word, "as the slot word: free, being cut, serving"), KVP_FIELD(ExtentDescriptor, slot_bytes, ""),
+       KVP_FIELD(ExtentDescriptor, slot_count, ""),
+       KVP_FIELD(ExtentDescriptor, checksum, "XXH3-64 of slot_bytes and slot_count, seeded with the descriptor's offset in the region; 0 for 0")});
   out += "bucket (the owner's): 8 entries of 8 bytes: tag 16 | low bits of the slot's count 16 | extent 12 | slot 20\n";
   out += "log record (the owner's), 8 bytes: lap 24 | hint 8 (1 stored, 2 evicted, 3 rescan) | extent 12 | slot 20\n";
   section(out, "slot header (the owner's)", sizeof(SlotHeader),

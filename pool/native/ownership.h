@@ -7,7 +7,45 @@ namespace kvp {
 struct Ownership {
   HostIndex owner;
   uint64_t epoch;   // 0: nobody ever claimed it, so it belongs to its home host
+  bool settled;     // its owner has taken it over
 };
+
+inline uint64_t claim_checksum(Offset at, uint64_t epoch) { return epoch == 0 ? 0 : line_checksum(&epoch, sizeof epoch, at); }
+
+// The epoch that a claim line stands for: of its two copies the one that the checksum vouches for. With one bit wrong, it is the right one.
+inline uint64_t claimed_epoch(const ClaimLine& line, Offset at) {
+  if (line.epoch == line.epoch_copy) return line.epoch;
+  return line.epoch_checksum == claim_checksum(at, line.epoch)        ? line.epoch
+         : line.epoch_checksum == claim_checksum(at, line.epoch_copy) ? line.epoch_copy
+                                                                      : 0;
+}
+template <Memory M>
+ClaimLine load_claim(Attached<M>& a, Offset at) {
+  const Line line = a.mem.load_line(at);
+  ClaimLine claim;
+  std::memcpy(&claim, &line, sizeof claim);
+  return claim;
+}
+// Has the owner done with taking it over? Either copy says so.
+inline bool claim_settled(const ClaimLine& line, uint64_t epoch) { return line.settled_epoch == epoch || line.settled_copy == epoch; }
+
+// Beside a claimer in the middle of its stores it may look so for a moment.
+inline bool claim_damaged(const ClaimLine& line, Offset at) {
+  return line.epoch != line.epoch_copy || line.settled_epoch != line.settled_copy || line.epoch_checksum != claim_checksum(at, line.epoch);
+}
+
+// The claimer's own line. Nothing is claimed before both copies are there, or one of them with its checksum.
+template <Memory M>
+void store_claim(Attached<M>& a, Offset at, uint64_t epoch) {
+  a.mem.store_word(at + offsetof(ClaimLine, epoch_checksum), claim_checksum(at, epoch));
+  a.mem.store_word(at + offsetof(ClaimLine, epoch), epoch);
+  a.mem.store_word(at + offsetof(ClaimLine, epoch_copy), epoch);
+}
+template <Memory M>
+void store_settled(Attached<M>& a, Offset at, uint64_t epoch) {
+  a.mem.store_word(at + offsetof(ClaimLine, settled_epoch), epoch);
+  a.mem.store_word(at + offsetof(ClaimLine, settled_copy), epoch);
+}
 
 // Claim lines of all hosts on this shard; those of other hosts are lines that this host never writes.
 template <Memory M>
@@ -18,10 +56,12 @@ Ownership ownership_of(Attached<M>& a, const ShardMap& s) {
       if (HostIndex{h} != a.self) m.invalidate(a.shard(HostIndex{h}).claim(s.host()), kLineBytes);   // fence.claim.inv
     m.full_fence();                                                                                  // fence.claim.fence
   }
-  Ownership best{s.host(), 0};
+  Ownership best{s.host(), 0, true};
   for (uint32_t h = 0; h < a.hosts(); ++h) {
-    const uint64_t epoch = m.load_word(a.shard(HostIndex{h}).claim(s.host()));
-    if (epoch > best.epoch) best = {HostIndex{h}, epoch};
+    const Offset at = a.shard(HostIndex{h}).claim(s.host());
+    const ClaimLine line = load_claim(a, at);
+    const uint64_t epoch = claimed_epoch(line, at);
+    if (epoch > best.epoch) best = {HostIndex{h}, epoch, claim_settled(line, epoch)};
   }
   return best;
 }
@@ -31,9 +71,7 @@ Ownership ownership_of(Attached<M>& a, const ShardMap& s) {
 template <Memory M>
 bool fenced(Attached<M>& a, const ShardMap& s) {
   const Ownership o = ownership_of(a, s);
-  const bool settled =
-      o.epoch == 0 || a.mem.without("fence.settled") || a.mem.load_word(a.home().claim(s.host()) + offsetof(ClaimLine, settled_epoch)) == o.epoch;
-  const bool ours = o.owner == a.self && settled;
+  const bool ours = o.owner == a.self && (a.mem.without("fence.settled") || o.settled);
   a.set_owned(s.host(), ours);
   return !ours;
 }

@@ -30,6 +30,7 @@ void settle_extent(Attached<M>& a, const ShardMap& s, uint32_t extent, SlotWord 
   const Offset at = s.extent_descriptor(extent);
   bool empty = true;
   for (uint32_t i = 0; empty && i < s.superblock().slots_per_extent; ++i) empty = a.word_of(s, SlotId::make(extent, i)).state() == SlotState::Free;
+  if (empty) store_cut(a, s, extent, 0);
   const SlotWord settled = empty ? word.next(SlotState::Free, 0, 0) : word.next(SlotState::Stable, a.participant, a.generation);
   a.mem.cas_word(at, word.raw, settled.raw);
   a.mem.write_back(at, kLineBytes);
@@ -120,7 +121,7 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   M& m = a.mem;
   Recovered r;
   const Offset claim = a.home().claim(s.host());
-  m.store_word(claim, epoch);   // adopt.claim, in the claimer's own shard
+  store_claim(a, claim, epoch);   // adopt.claim, in the claimer's own shard
   m.write_back(claim, kLineBytes);
   m.full_fence();
   KVP_STEP("adopt.claimed");
@@ -149,7 +150,7 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   m.store_fence();
   if (!m.without("adopt.log")) log_take_over(a, s);
   m.store_fence();
-  m.store_word(claim + offsetof(ClaimLine, settled_epoch), epoch);   // adopt.settled: only now may our writers start
+  store_settled(a, claim, epoch);   // adopt.settled: only now may our writers start
   m.write_back(claim, kLineBytes);
   m.store_fence();
   KVP_STEP("adopt.done");
@@ -158,37 +159,66 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
 
 // PROTOCOL 5, audit: on a shard that this host owns by adoption, after the old owner has acknowledged (or was switched off). Medium and our cache may
 // differ for good until this has been done. Judges the medium, verifies payloads too, and finds again what a late write of the old owner hid.
+//
+// A shard may be large: a call reads so many bytes of payload, and the next one goes on where it stopped. Nothing late comes any more by then, and what
+// our own host does in between is in its cache. True: the shard is through.
+struct AuditProgress {
+  bool begun = false;
+  uint64_t next = 0;   // slot, as in ShardMap::dense
+  Recovered done;
+};
 template <Memory M>
-Recovered audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s) {
+bool audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s, AuditProgress& p, uint64_t bytes_max) {
   M& m = a.mem;
-  Recovered r;
-  m.invalidate(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // audit.inv: judge the medium and not our cache
-  m.full_fence();
-  namespaces.forget(s.host());
   const bool at_home = s.host() == a.self;
-  if (!at_home) settle_rows(a, s);   // what the old owner began
-  for_each_slot(a, s, [&](SlotId slot) {
+  const auto from_medium = [&](Offset at, uint64_t bytes) {   // audit.inv: judge the medium and not our cache
+    m.invalidate(at, bytes);
+    m.full_fence();
+  };
+  if (!p.begun) {
+    from_medium(s.namespace_row(0), s.extent(0) - s.namespace_row(0));
+    for (uint32_t e = 0; e < a.extents(s.host()); ++e) from_medium(s.extent(e), s.superblock().extent_payload_offset);
+    namespaces.forget(s.host());
+    if (!at_home) settle_rows(a, s);   // what the old owner began
+    p.begun = true;
+  }
+  uint64_t bytes_read = 0;
+  uint32_t extent = ~0U, in_use = 0;
+  for (; p.next < s.slots() && bytes_read < bytes_max; ++p.next) {
+    const SlotId slot = s.slot_at(p.next);
+    if (slot.extent() != extent) in_use = slots_in_use(a, s, extent = slot.extent());
+    if (slot.slot() >= in_use) {   // FREE by promise, to the extent's end
+      p.next += s.superblock().slots_per_extent - slot.slot() - 1;
+      continue;
+    }
     const Header header = a.load_header(s, slot);
     const SlotWord word = header.word();
-    if (word.state() == SlotState::Free) return;
-    if (word.state() == SlotState::Writing && at_home) return;   // by a living process of ours; a dead one's is the reaper's
-    const uint64_t slot_bytes = header.right ? namespaces.slot_bytes(s, header.h.namespace_index) : 0;
-    const bool sound = word.state() == SlotState::Stable && slot_bytes != 0 && header.h.length_bytes <= slot_bytes &&
-                       slot.slot() < s.slot_count(slot_bytes) &&
-                       m.checksum(s.payload(slot, slot_bytes), header.h.length_bytes) == header.h.payload_checksum;
-    if (!sound && !m.without("audit.sound")) {
-      if (!m.cas_word(s.slot_header(slot), word.raw, word.next(SlotState::Free, 0, 0).raw)) return;   // somebody of our host was faster
-      m.write_back(s.slot_header(slot), 8);
-      ++r.freed;
-    } else {
-      ++r.kept;
-      if (!m.without("audit.republish") && republish(a, s, slot, header)) ++r.republished;
+    if (word.state() == SlotState::Free) continue;
+    if (word.state() == SlotState::Writing && at_home) continue;   // by a living process of ours; a dead one's is the reaper's
+    if (const uint64_t slot_bytes = namespaces.fits(s, slot, header); slot_bytes != 0) {
+      from_medium(s.payload(slot, slot_bytes), header.h.length_bytes);
+      bytes_read += header.h.length_bytes;
     }
-  });
+    if (namespaces.sound(s, slot, header) == 0 && !m.without("audit.sound")) {
+      if (!m.cas_word(s.slot_header(slot), word.raw, word.next(SlotState::Free, 0, 0).raw)) continue;   // somebody of our host was faster
+      m.write_back(s.slot_header(slot), 8);
+      ++p.done.freed;
+    } else {
+      ++p.done.kept;
+      if (!m.without("audit.republish") && republish(a, s, slot, header)) ++p.done.republished;
+    }
+  }
+  if (p.next < s.slots()) return false;
   write_back_directory(a, s);
   m.store_fence();
   log_take_over(a, s);   // a late write may have set tail and ring back
-  return r;
+  return true;
+}
+template <Memory M>
+Recovered audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s) {
+  AuditProgress p;
+  audit(a, namespaces, s, p, ~uint64_t{0});
+  return p.done;
 }
 
 }   // namespace kvp

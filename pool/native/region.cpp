@@ -57,6 +57,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     : path_(path), read_only_(read_only), pid_(::getpid()) {
   const Inspection found = inspect_region(path);
   superblock_ = found.superblock;
+  opened_rows_ = std::vector<std::atomic<uint64_t>>(superblock_.namespace_count);
   copies_right_ = found.copies_right;
   if (host >= superblock_.host_count)
     throw Error(ErrorKind::Geometry, "region " + path + ": host " + std::to_string(host) + " does not exist; it was formatted for " +

@@ -125,13 +125,14 @@ class Region {
   uint64_t acknowledged_epoch(uint32_t shard);   // up to which claims this host has said that it stopped
   uint32_t reap_dead(Recovered& total);
   void heartbeat();
-  // Stops after `limit` blocks, or as soon as `bytes_max` were read.
+  // All shards that this host owns, its own first. Stops after `limit` blocks, or as soon as `bytes_max` were read.
   Scrubbed scrub(uint64_t from, uint64_t limit, uint64_t bytes_max);
   Recovered adopt_shard(uint32_t host, uint64_t epoch);
   // Fenced away from a shard that this process's host wrote: flush it and tell the new owner. Returns one bit a shard that was
   // acknowledged.
   uint64_t acknowledge_lost();
-  // A shard that changed hands and whose old owner has acknowledged: what that one wrote late is put in order. One bit a shard that was audited.
+  // A shard that changed hands and whose old owner has acknowledged: what that one wrote late is put in order. Each call reads a part of it; one bit a
+  // shard that is through.
   uint64_t audit_adopted();
   std::vector<Owner> owners();
 
@@ -165,7 +166,11 @@ class Region {
   void follow_limit(HostIndex host);
   bool closed();
   void follow_owners();
-  void audit_home();
+  bool acknowledged(const ShardMap& s, uint64_t epoch);
+  void scrub_rows(Scrubbed& r, uint64_t bytes_max);
+  uint64_t scrub_slot(const ShardMap& s, SlotId slot, Scrubbed& r);
+  void repair_directory(const ShardMap& s);
+  uint32_t judge_descriptor(const ShardMap& s, uint32_t extent);   // 1: it was damaged, and put right
 
   // region_check.cpp
   using Problem = std::function<void(const std::string&)>;
@@ -183,12 +188,17 @@ class Region {
   struct Tally;
   bool others_alive();
   void repair_claim(Tally& t);
+  void repair_claim_lines(Tally& t);
+  uint64_t own_claim(const ShardMap& s);   // the epoch of this host's claim on it, 0 without one
+  enum class Judged : uint8_t { Right, Restored, Freed };
+  Judged judge_namespace(const ShardMap& s, uint32_t index);
+  uint32_t judge_namespaces(const ShardMap& s, uint32_t from, uint32_t to, uint64_t* restored = nullptr);
   void repair_namespaces(const ShardMap& s, Tally& t);
   void repair_extent(const ShardMap& s, uint32_t extent, Tally& t);
+  void repair_descriptor(const ShardMap& s, uint32_t extent, Tally& t);
   void repair_buckets(const ShardMap& s, Tally& t);
   void repair_log(const ShardMap& s, Tally& t);
   void repair_shard(const ShardMap& s, Tally& t);
-  uint64_t sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header);   // 0: no block that could be served
 
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
   void drop_damaged(const Found& found);
@@ -204,15 +214,22 @@ class Region {
   uint8_t* base_ = nullptr;
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
-  uint64_t audited_epoch_[kMaxHosts] = {};   // of adopted shards
+  struct Audit {
+    uint64_t epoch = 0;   // of the claim that it is about
+    AuditProgress progress;
+  };
+  Audit audits_[kMaxHosts];                  // under way, of shards that changed hands
+  uint64_t audited_epoch_[kMaxHosts] = {};   // of those that are through
+  uint32_t next_row_ = 0;                    // of the home shard's namespaces, to be judged by the next scrub
   std::atomic<bool> closing_ = false;        // those who wait to use the region would keep close() from ever getting its turn
   std::shared_mutex lifetime_;
   std::mutex allocator_;   // Slots and namespace rows are one thread's at a time
   std::mutex lookup_;      // so is the replica
   std::mutex maintenance_;
-  bool punches_ = true;              // the medium can have holes, as far as is known
-  std::vector<bool> given_back_;     // extents whose memory this process gave back
-  std::vector<uint64_t> log_laps_;   // of check and repair: no memory is taken while the medium may fail
+  bool punches_ = true;                              // the medium can have holes, as far as is known
+  std::vector<bool> given_back_;                     // extents whose memory this process gave back
+  std::vector<std::atomic<uint64_t>> opened_rows_;   // the word of each namespace row of the home shard when it was opened; 0: never
+  std::vector<uint64_t> log_laps_;                   // of check and repair: no memory is taken while the medium may fail
   std::mutex litmus_mutex_;
   std::unique_ptr<Litmus<CpuMemory, CpuClock>> litmus_;   // while we have the turn
 };

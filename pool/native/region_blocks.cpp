@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "error.h"
 #include "region.h"
@@ -55,7 +56,7 @@ void Region::drop_damaged(const Found& found) {
     // The load went by what it got: somebody may have written to the caller's buffer, or an old row of the namespace was remembered. A block of a
     // newer build (another codec, a flag, a length of its own) is none of ours to judge.
     if (found.header.codec != 0 || found.header.flags != 0) return;
-    const bool sound = sound_slot_bytes(s, found.slot, {found.header, true}) != 0;   // what is found has a right header
+    const bool sound = transfer_->namespaces().sound(s, found.slot, {found.header, true}) != 0;   // what is found has a right header
     if (!sound && evict_to_free(*attached_, s, found.slot, SlotWord{found.header.word})) attached_->count(kScrubBad);
   });
 }
@@ -99,11 +100,12 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
   const uint64_t slot_bytes = Namespaces<CpuMemory>::slot_bytes_for(attached_->home(), block_bytes);
   std::vector<Piece> pieces(from.pieces);
   std::vector<Found> found(kGroup);
-  // A row that was damaged since it was opened: nobody else could load what is stored under it. The caller opens another one.
+  // A row that was damaged or given to another namespace since it was opened: nobody could load what is stored under it. The caller opens another one.
+  // Whoever judges a row changes its word, so that the row need not be read as a whole each time.
   bool known = true;
   fault_guarded([&] {
-    NamespaceRow row;
-    known = transfer_->namespaces().read(attached_->home(), namespace_index, row);
+    const uint64_t opened = namespace_index < superblock_.namespace_count ? opened_rows_[namespace_index].load(std::memory_order_relaxed) : 0;
+    known = opened != 0 && attached_->mem.load_word(attached_->home().namespace_row(namespace_index)) == opened;
   });
   if (!known) {
     std::fill_n(codes, n, static_cast<uint8_t>(Outcome::WrongNamespace));
@@ -163,12 +165,38 @@ uint8_t Region::open_namespace(const uint8_t* digest, uint64_t block_bytes, cons
     throw Error(ErrorKind::Namespace, "region " + path_ + ": a block of " + std::to_string(block_bytes) + " bytes is larger than an extent (" +
                                           std::to_string(superblock_.extent_payload_bytes) +
                                           " bytes). Give the tier an extentSize that holds several blocks, or more capacity.");
+  // A living process writes a row in microseconds. One that is stopped in the middle is not waited for any longer than this, once.
+  constexpr uint64_t kPatienceNs = 50'000'000;
+  struct Writers {
+    Region& region;
+    uint64_t until = 0;
+    bool left_behind = false;
+    bool alive(SlotWord word) { return region.writer_alive(to_int(region.attached_->self), word); }
+    bool patient() {
+      const uint64_t now = now_ns();
+      if (until == 0) until = now + kPatienceNs;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      return now < until;
+    }
+  } writers{*this};
   Outcome outcome = Outcome::TierError;
   std::lock_guard<std::mutex> lock(allocator_);
+  const auto find_or_add = [&] {
+    outcome = transfer_->namespaces().find_or_add(digest, block_bytes, description.data(), static_cast<uint32_t>(description.size()), index, writers);
+  };
   fault_guarded([&] {
-    outcome = closed() || fenced(*attached_, attached_->home())
-                  ? Outcome::Fenced
-                  : transfer_->namespaces().find_or_add(digest, block_bytes, description.data(), static_cast<uint32_t>(description.size()), index);
+    if (closed() || fenced(*attached_, attached_->home())) {
+      outcome = Outcome::Fenced;
+      return;
+    }
+    find_or_add();
+    if (writers.left_behind) {   // a row that nobody finishes, or a damaged one: it is judged now, and may be the one that we want
+      judge_namespaces(attached_->home(), 0, superblock_.namespace_count);
+      find_or_add();
+    }
+    NamespaceRow row;
+    if (outcome == Outcome::Ok && transfer_->namespaces().read(attached_->home(), index, row) && std::memcmp(row.digest, digest, kKeyBytes) == 0)
+      opened_rows_[index].store(row.word, std::memory_order_relaxed);
   });
   return static_cast<uint8_t>(outcome);
 }

@@ -77,16 +77,17 @@ void Region::check_extent(const ShardMap& s, uint32_t e, uint32_t owner, Check& 
   const auto extent = [&] { return numbered("shard", to_int(s.host())) + ", " + numbered("extent", e); };
   uint64_t slot_bytes = 0;
   const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
-  const SlotWord cut{m.load_word(at)};
-  const uint64_t cut_bytes = m.load_word(at + offsetof(ExtentDescriptor, slot_bytes));
-  const uint64_t cut_count = m.load_word(at + offsetof(ExtentDescriptor, slot_count));
+  const Cut found = load_cut(*attached_, s, e);
+  const SlotWord cut = found.word;
+  const uint64_t cut_bytes = found.slot_bytes;
   const auto unchanged = [&] { return m.load_word(at) == cut.raw; };
   if (n == 0) ++c.unassigned;
   if (cut.state() == SlotState::Writing && !writer_alive(owner, cut) && unchanged())
     problem(extent() + ": being cut by a process that is gone; it waits for the reaper");
   if (cut.state() == SlotState::Lent) problem(extent() + ": marked as lent, which no build of this format does");
   const bool serves = cut.state() == SlotState::Stable;
-  if (serves && (!plausible_slot_bytes(cut_bytes) || cut_count != s.slot_count(cut_bytes)) && unchanged())
+  if ((serves || cut.state() == SlotState::Free) && (!found.right || (serves && !plausible_slot_bytes(cut_bytes))) && unchanged() &&
+      !load_cut(*attached_, s, e).right)
     problem(extent() + ": its descriptor is damaged (slots of " + std::to_string(cut_bytes) + " bytes)");
   Directory<CpuMemory> directory(*attached_, s);
   uint64_t blocks = 0, fitting = 0, stray = 0;
@@ -157,9 +158,12 @@ void Region::check_shard(const ShardMap& s, Check& c, const Problem& problem) {
   }
   const Ownership o = ownership_of(*attached_, s);
   const uint32_t owner = to_int(o.owner);
-  if (o.epoch != 0 && m.load_word(attached_->shard(o.owner).claim(s.host()) + offsetof(ClaimLine, settled_epoch)) != o.epoch)
+  if (!o.settled)
     problem(shard + ": host " + std::to_string(owner) + " claims it with epoch " + std::to_string(o.epoch) +
             " and has not taken it over; nobody may store there. If no adoption is under way, adopt it with a higher epoch ('kvpool adopt')");
+  for (uint32_t on = 0; on < attached_->hosts(); ++on)
+    if (const Offset at = s.claim(HostIndex{on}); claim_damaged(load_claim(*attached_, at), at))
+      problem(shard + ": its claim on shard " + std::to_string(on) + " has a wrong copy; the right one counts");
   for (uint32_t i = 0; i < superblock_.namespace_count; ++i) {
     NamespaceRow row;
     const SlotWord word{m.load_word(s.namespace_row(i))};

@@ -138,11 +138,11 @@ Resized Region::resize(uint64_t region_bytes, uint64_t budget_ns) {
     r.extents = attached_->extents(s.host());
     bool left = now < wanted;
     for (uint32_t e = wanted; !left && e < superblock_.extent_count; ++e) {
-      const SlotWord word{m.load_word(s.extent_descriptor(e))};
+      const bool unassigned = load_cut(*attached_, s, e).unassigned();
       // Memory that was never written to is no data; a reader who looked into a hole has made some.
       const off_t data = punches_ ? ::lseek(fd_, payload(e), SEEK_DATA) : -1;
       const bool filled = (punches_ && !given_back_[e]) || (data >= 0 && data < payload(e) + length);
-      if (word.state() == SlotState::Free && !filled) continue;
+      if (unassigned && !filled) continue;
       left = CpuClock::now() >= until;
       if (left) break;
       const bool retired = transfer_->slots().retire(e, [&] {

@@ -13,7 +13,7 @@ namespace kvp {
 // Plain numbers, because the medium may fail below the code that counts (Memory::guarded).
 struct Region::Tally {
   uint64_t checked = 0, dropped = 0, slots_freed = 0, republished = 0, entries = 0, extents = 0, rows_restored = 0, rows_freed = 0, records = 0;
-  uint64_t tails = 0, claims = 0, extents_left = 0, claims_left = 0;
+  uint64_t tails = 0, claims = 0, claim_lines = 0, extents_left = 0, claims_left = 0;
   uint64_t claim_owner = 0, claim_epoch = 0;
 };
 
@@ -51,7 +51,7 @@ bool Region::others_alive() {
 void Region::repair_claim(Tally& t) {
   const ShardMap& s = attached_->home();
   const Ownership o = ownership_of(*attached_, s);
-  if (o.epoch == 0 || attached_->mem.load_word(attached_->shard(o.owner).claim(s.host()) + offsetof(ClaimLine, settled_epoch)) == o.epoch) return;
+  if (o.settled) return;
   if (o.owner != attached_->self || o.epoch == ~uint64_t{0} || others_alive()) {
     ++t.claims_left;
     t.claim_owner = to_int(o.owner), t.claim_epoch = o.epoch;
@@ -61,54 +61,85 @@ void Region::repair_claim(Tally& t) {
   ++t.claims;
 }
 
-void Region::repair_namespaces(const ShardMap& s, Tally& t) {
+// What this host claims, and that it never claimed something: both copies are equal again. Another process may be in the middle of a claim; what it has
+// written meanwhile stays.
+void Region::repair_claim_lines(Tally& t) {
   CpuMemory& m = attached_->mem;
-  const uint32_t writers = to_int(attached_->self);
-  for (uint32_t i = 0; i < superblock_.namespace_count; ++i) {
-    const Offset at = s.namespace_row(i);
-    NamespaceRow row;
-    const bool stable = transfer_->namespaces().read(s, i, row);
-    const SlotWord word{row.word};
-    if (stable || m.load_word(at) != row.word || (word.state() == SlotState::Writing && writer_alive(writers, word))) continue;
-    NamespaceRow right = row;
-    const bool whole = Namespaces<CpuMemory>::checksum(row) == row.checksum;
-    const bool empty = std::all_of(std::begin(row.digest), std::end(row.digest), [](uint8_t byte) { return byte == 0; });
-    const bool usable = !empty && (whole || (word.state() == SlotState::Stable && correct_one_bit(right))) &&
-                        plausible_slot_bytes(right.slot_bytes) && right.block_bytes <= right.slot_bytes;
-    if (word.state() == SlotState::Free && !usable) continue;
-    const SlotWord next = word.next(usable ? SlotState::Stable : SlotState::Free, attached_->participant, attached_->generation);
-    if (usable)
-      for (uint32_t k = 1; k < sizeof row / 8; ++k) {
-        uint64_t value = 0, there = 0;
-        std::memcpy(&value, reinterpret_cast<const uint8_t*>(&right) + k * 8ULL, 8);
-        std::memcpy(&there, reinterpret_cast<const uint8_t*>(&row) + k * 8ULL, 8);
-        if (value != there) m.store_word(at + k * 8ULL, value);
-      }
-    if (!m.cas_word(at, word.raw, next.raw)) continue;
-    m.write_back(at, sizeof row);
-    ++(usable ? t.rows_restored : t.rows_freed);
+  for (uint32_t on = 0; on < attached_->hosts(); ++on) {
+    const Offset at = attached_->home().claim(HostIndex{on});
+    const ClaimLine line = load_claim(*attached_, at);
+    if (!claim_damaged(line, at)) continue;
+    const uint64_t epoch = claimed_epoch(line, at);
+    const uint64_t settled = claim_settled(line, epoch) ? epoch : line.settled_epoch;
+    const auto put = [&](uint64_t offset, uint64_t there, uint64_t right) { return there == right || m.cas_word(at + offset, there, right); };
+    if (put(offsetof(ClaimLine, epoch_checksum), line.epoch_checksum, claim_checksum(at, epoch)) &&
+        put(offsetof(ClaimLine, epoch), line.epoch, epoch) && put(offsetof(ClaimLine, epoch_copy), line.epoch_copy, epoch) &&
+        put(offsetof(ClaimLine, settled_epoch), line.settled_epoch, settled) && put(offsetof(ClaimLine, settled_copy), line.settled_copy, settled))
+      ++t.claim_lines;
+    m.write_back(at, kLineBytes);
   }
   m.store_fence();
-  transfer_->namespaces().forget(s.host());
 }
 
-uint64_t Region::sound_slot_bytes(const ShardMap& s, SlotId slot, const Header& header) {
-  const uint64_t bytes = header.right ? transfer_->namespaces().slot_bytes(s, header.h.namespace_index) : 0;
-  const bool sound = bytes != 0 && header.h.length_bytes <= bytes && slot.slot() < s.slot_count(bytes) &&
-                     attached_->mem.checksum(s.payload(slot, bytes), header.h.length_bytes) == header.h.payload_checksum;
-  return sound ? bytes : 0;
+// What is wrong with a row: true when it was put right, and how. Nobody waits for a dead writer, nor for the repair of a damaged row.
+Region::Judged Region::judge_namespace(const ShardMap& s, uint32_t i) {
+  CpuMemory& m = attached_->mem;
+  const Offset at = s.namespace_row(i);
+  NamespaceRow row;
+  const bool stable = transfer_->namespaces().read(s, i, row);
+  const SlotWord word{row.word};
+  if (stable || m.load_word(at) != row.word || (word.state() == SlotState::Writing && writer_alive(to_int(attached_->self), word)))
+    return Judged::Right;
+  NamespaceRow right = row;
+  const bool whole = Namespaces<CpuMemory>::checksum(row) == row.checksum;
+  const bool empty = std::all_of(std::begin(row.digest), std::end(row.digest), [](uint8_t byte) { return byte == 0; });
+  const bool usable = !empty && (whole || (word.state() != SlotState::Free && correct_one_bit(right))) && plausible_slot_bytes(right.slot_bytes) &&
+                      right.block_bytes <= right.slot_bytes;
+  if (word.state() == SlotState::Free && !usable) return Judged::Right;
+  // It is ours before it changes: somebody else may be judging it too.
+  const SlotWord mine = attached_->writing(word);
+  if (!m.cas_word(at, word.raw, mine.raw)) return Judged::Right;
+  KVP_STEP("namespace.judged");
+  m.write_back(at, kLineBytes);
+  m.store_fence();
+  if (usable)
+    for (uint32_t k = 1; k < sizeof row / 8; ++k) {
+      uint64_t value = 0, there = 0;
+      std::memcpy(&value, reinterpret_cast<const uint8_t*>(&right) + k * 8ULL, 8);
+      std::memcpy(&there, reinterpret_cast<const uint8_t*>(&row) + k * 8ULL, 8);
+      if (value != there) m.store_word(at + k * 8ULL, value);
+    }
+  m.store_word(at, mine.next(usable ? SlotState::Stable : SlotState::Free, attached_->participant, attached_->generation).raw);
+  m.write_back(at, sizeof row);
+  return usable ? Judged::Restored : Judged::Freed;
+}
+
+// Rows [from, to) of a shard that this host owns. What was put right.
+uint32_t Region::judge_namespaces(const ShardMap& s, uint32_t from, uint32_t to, uint64_t* restored) {
+  uint32_t judged = 0;
+  for (uint32_t i = from; i < to; ++i) {
+    const Judged j = judge_namespace(s, i);
+    if (j == Judged::Right) continue;
+    ++judged;
+    if (j == Judged::Restored && restored != nullptr) ++*restored;
+  }
+  if (judged == 0) return 0;
+  attached_->mem.store_fence();
+  transfer_->namespaces().forget(s.host());
+  return judged;
+}
+
+void Region::repair_namespaces(const ShardMap& s, Tally& t) {
+  uint64_t restored = 0;
+  const uint32_t judged = judge_namespaces(s, 0, superblock_.namespace_count, &restored);
+  t.rows_restored += restored, t.rows_freed += judged - restored;
 }
 
 void Region::repair_extent(const ShardMap& s, uint32_t e, Tally& t) {
   CpuMemory& m = attached_->mem;
-  const Offset at = s.extent_descriptor(e);
   const uint32_t writers = to_int(attached_->self);
-  const SlotWord word{m.load_word(at)};
-  if (word.state() == SlotState::Writing && writer_alive(writers, word)) return;   // its cutter takes care of its slots
-  const uint64_t cut_bytes = m.load_word(at + offsetof(ExtentDescriptor, slot_bytes));
-  uint64_t sizes[kSizesMax] = {};
-  uint32_t size_count = 0, last_used = 0;
-  bool any = false;
+  const SlotWord cut = load_cut(*attached_, s, e).word;
+  if (cut.state() == SlotState::Writing && writer_alive(writers, cut)) return;   // its cutter takes care of its slots
   for (uint32_t i = 0; i < superblock_.slots_per_extent; ++i) {
     const SlotId slot = SlotId::make(e, i);
     const Offset header_at = s.slot_header(slot);
@@ -117,40 +148,54 @@ void Region::repair_extent(const ShardMap& s, uint32_t e, Tally& t) {
     if (seen.state() == SlotState::Free) continue;
     if (seen.state() == SlotState::Stable) {
       ++t.checked;
-      if (const uint64_t bytes = sound_slot_bytes(s, slot, header); bytes != 0) {
-        any = true, last_used = i;
-        if (std::find(sizes, sizes + size_count, bytes) == sizes + size_count && size_count < kSizesMax) sizes[size_count++] = bytes;
-      } else if (attached_->word_of(s, slot) == seen && evict_to_free(*attached_, s, slot, seen)) {
+      if (transfer_->namespaces().sound(s, slot, header) == 0 && attached_->word_of(s, slot) == seen && evict_to_free(*attached_, s, slot, seen))
         ++t.dropped;
-      }
       continue;
     }
-    if (seen.state() == SlotState::Writing && writer_alive(writers, seen)) {
-      any = true;
-      continue;
-    }
+    if (seen.state() == SlotState::Writing && writer_alive(writers, seen)) continue;
     m.write_back(header_at, kLineBytes);
     m.store_fence();   // only then FREE: else the medium may still say STABLE
     if (!m.cas_word(header_at, seen.raw, seen.next(SlotState::Free, 0, 0).raw)) continue;
     m.write_back(header_at, 8);
     ++t.slots_freed;
   }
-  const bool plausible = plausible_slot_bytes(cut_bytes) && m.load_word(at + offsetof(ExtentDescriptor, slot_count)) == s.slot_count(cut_bytes);
-  const bool fits = size_count == 0 || std::find(sizes, sizes + size_count, cut_bytes) != sizes + size_count;
-  const bool right = word.state() == SlotState::Free ? size_count == 0 : word.state() == SlotState::Stable && plausible && fits;
-  if (right && (size_count == 0 || last_used < s.slot_count(cut_bytes))) return;
-  if (size_count == 0 && any) {   // nothing says what it serves, and somebody is writing there
+  repair_descriptor(s, e, t);
+}
+
+// What the blocks that are in it need; nothing, if there are none. Reads headers only.
+void Region::repair_descriptor(const ShardMap& s, uint32_t e, Tally& t) {
+  CpuMemory& m = attached_->mem;
+  const Offset at = s.extent_descriptor(e);
+  const uint32_t writers = to_int(attached_->self);
+  const Cut cut = load_cut(*attached_, s, e);
+  if (cut.word.state() == SlotState::Writing && writer_alive(writers, cut.word)) return;
+  uint64_t sizes[kSizesMax] = {};
+  uint32_t size_count = 0, last_used = 0;
+  bool unknown = false;   // somebody is writing there, or there is a block that nobody can judge
+  for (uint32_t i = 0; i < superblock_.slots_per_extent; ++i) {
+    const SlotId slot = SlotId::make(e, i);
+    const Header header = attached_->load_header(s, slot);
+    if (const uint64_t bytes = transfer_->namespaces().fits(s, slot, header); bytes != 0) {
+      last_used = i;
+      if (std::find(sizes, sizes + size_count, bytes) == sizes + size_count && size_count < kSizesMax) sizes[size_count++] = bytes;
+    } else if (header.word().state() == SlotState::Stable || (header.word().state() == SlotState::Writing && writer_alive(writers, header.word()))) {
+      unknown = true;
+    }
+  }
+  const bool fits = size_count == 0 || std::find(sizes, sizes + size_count, cut.slot_bytes) != sizes + size_count;
+  const bool right = cut.right && (cut.unassigned() ? size_count == 0 : cut.serves() != 0 && plausible_slot_bytes(cut.slot_bytes) && fits);
+  if (right && (size_count == 0 || last_used < s.slot_count(cut.slot_bytes))) return;
+  if (size_count == 0 && unknown) {   // nothing says what it serves
     ++t.extents_left;
     return;
   }
-  const SlotWord mine = attached_->writing(word);
-  if (!m.cas_word(at, word.raw, mine.raw)) return;   // somebody has just cut it
+  const SlotWord mine = attached_->writing(cut.word);
+  if (!m.cas_word(at, cut.word.raw, mine.raw)) return;   // somebody has just cut it
   m.write_back(at, 8);
   m.store_fence();
   // The smallest size, if two have got into it: then every block's slot is one that is looked at.
   const uint64_t bytes = size_count == 0 ? 0 : *std::min_element(sizes, sizes + size_count);
-  m.store_word(at + offsetof(ExtentDescriptor, slot_bytes), bytes);
-  m.store_word(at + offsetof(ExtentDescriptor, slot_count), bytes == 0 ? 0 : s.slot_count(bytes));
+  store_cut(*attached_, s, e, bytes);
   m.store_word(at, (bytes == 0 ? mine.next(SlotState::Free, 0, 0) : mine.next(SlotState::Stable, attached_->participant, attached_->generation)).raw);
   m.write_back(at, kLineBytes);
   m.store_fence();
@@ -222,13 +267,18 @@ void Region::repair_shard(const ShardMap& s, Tally& t) {
   log_append(*attached_, s, LogHint::Rescan, SlotId{});
 }
 
-// The audit of this host's own shard, which it got back: as of an adopted one (recovery.h), but its other processes are storing meanwhile.
-void Region::audit_home() {
-  const ShardMap& s = attached_->home();
-  attached_->mem.invalidate(s.namespace_row(0), s.end() - s.namespace_row(0));   // judge the medium and not our cache
-  attached_->mem.full_fence();
+// What an audit leaves to the owner's own processes: lines that a late owner's cache has set back, beside slots and log.
+void Region::repair_directory(const ShardMap& s) {
   Tally t;
-  repair_shard(s, t);
+  for (uint32_t e = 0; e < superblock_.extent_count; ++e) repair_descriptor(s, e, t);
+  repair_buckets(s, t);
+}
+
+uint32_t Region::judge_descriptor(const ShardMap& s, uint32_t extent) {
+  if (load_cut(*attached_, s, extent).right) return 0;
+  Tally t;
+  repair_descriptor(s, extent, t);
+  return static_cast<uint32_t>(t.extents);
 }
 
 Repair Region::repair() {
@@ -242,6 +292,7 @@ Repair Region::repair() {
   const uint32_t copies = copies_right_ < 2 ? rewrite_superblocks(path_, superblock_) : 0;
   if (copies != 0) copies_right_ = 2;
   const bool ok = fault_guarded([&] {
+    repair_claim_lines(t);
     repair_claim(t);
     follow_owners();
     for (uint32_t h = 0; h < attached_->hosts(); ++h)
@@ -251,6 +302,7 @@ Repair Region::repair() {
     if (count != 0) r.done.push_back(std::to_string(count) + " " + what);
   };
   done(copies, "copy of the superblock written anew from the right one");
+  done(t.claim_lines, "claim lines with a wrong copy put right");
   done(t.claims, "adoption that was cut short, done again");
   done(dead, "dead processes cleaned up after");
   done(reaped.freed + t.slots_freed, "slots freed that nobody was writing any more");

@@ -78,48 +78,76 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit, uint64_t bytes_max) {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   Scrubbed r;
-  r.next = from;
-  const ShardMap& s = attached_->home();
-  uint64_t dense = from;
-  bool ours = false;
-  if (!fault_guarded([&] { ours = !fenced(*attached_, s); })) medium_failed(path_);
-  if (!ours) return r;
-  for (; dense < s.slots() && r.checked < limit && r.bytes < bytes_max; ++dense) {
-    bool bad = false, stable = false;
-    SlotWord word{};
-    const SlotId slot = s.slot_at(dense);
-    uint32_t in_use = 0;
-    const bool ok = fault_guarded([&] {
-      in_use = slots_in_use(*attached_, s, slot.extent());
-      if (slot.slot() >= in_use) return;
-      r.bytes += kLineBytes;
-      const Header header = attached_->load_header(s, slot);
-      word = header.word();
-      if (word.state() != SlotState::Stable) return;
-      stable = true;
-      if (header.right) r.bytes += std::min<uint64_t>(header.h.length_bytes, superblock_.extent_payload_bytes);
-      bad = sound_slot_bytes(s, slot, header) == 0;
-    });
-    if (ok && slot.slot() >= in_use) {
-      dense = uint64_t{slot.extent() + 1} * superblock_.slots_per_extent - 1;
-      continue;
+  if (!fault_guarded([&] {
+        follow_owners();
+        scrub_rows(r, bytes_max);
+      }))
+    medium_failed(path_);
+  // Positions count through the shards of all hosts, our own first; those of others are stepped over.
+  const uint64_t slots = attached_->home().slots();
+  uint64_t at = from;
+  for (; at < slots * attached_->hosts() && r.checked < limit && r.bytes < bytes_max; ++at) {
+    const ShardMap& s = attached_->shard(HostIndex{static_cast<uint32_t>((to_int(attached_->self) + at / slots) % attached_->hosts())});
+    if (at == from || at % slots == 0) {
+      bool ours = false;
+      if (!fault_guarded([&] { ours = attached_->owns(s.host()) && !fenced(*attached_, s); })) medium_failed(path_);
+      if (!ours) {
+        at += slots - at % slots - 1;
+        continue;
+      }
     }
-    if (!ok) {
-      ++r.failed;
-      bad = stable = true;
-    }
-    if (!stable) continue;
-    ++r.checked;
-    if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
-      fault_guarded([&] {
-        if (!fenced(*attached_, s) && evict_to_free(*attached_, s, slot, word)) {
-          ++r.bad;
-          attached_->count(kScrubBad);
-        }
-      });
+    at += scrub_slot(s, s.slot_at(at % slots), r);
   }
-  r.next = dense >= s.slots() ? 0 : dense;
+  r.next = at >= slots * attached_->hosts() ? 0 : at;
   return r;
+}
+
+// A few rows of the home shard each time, so that a damaged one costs its blocks only for a while, and gives its room to another namespace.
+void Region::scrub_rows(Scrubbed& r, uint64_t bytes_max) {
+  constexpr uint64_t kShare = 16;   // of what is read
+  const ShardMap& s = attached_->home();
+  if (fenced(*attached_, s)) return;
+  const uint64_t most = std::max<uint64_t>(1, bytes_max / kShare / sizeof(NamespaceRow));
+  if (next_row_ >= superblock_.namespace_count) next_row_ = 0;
+  const auto to = static_cast<uint32_t>(std::min<uint64_t>(superblock_.namespace_count, next_row_ + most));
+  for (uint32_t i = next_row_; i < to; ++i)
+    if (attached_->mem.load_word(s.namespace_row(i)) != 0) r.bytes += sizeof(NamespaceRow);
+  judge_namespaces(s, next_row_, to);
+  next_row_ = to;
+}
+
+// Returns how many slots after it need no look.
+uint64_t Region::scrub_slot(const ShardMap& s, SlotId slot, Scrubbed& r) {
+  bool bad = false, stable = false;
+  SlotWord word{};
+  uint32_t in_use = 0;
+  const bool ok = fault_guarded([&] {
+    if (slot.slot() == 0) judge_descriptor(s, slot.extent());
+    in_use = slots_in_use(*attached_, s, slot.extent());
+    if (slot.slot() >= in_use) return;
+    r.bytes += kLineBytes;
+    const Header header = attached_->load_header(s, slot);
+    word = header.word();
+    if (word.state() != SlotState::Stable) return;
+    stable = true;
+    if (header.right) r.bytes += std::min<uint64_t>(header.h.length_bytes, superblock_.extent_payload_bytes);
+    bad = transfer_->namespaces().sound(s, slot, header) == 0;
+  });
+  if (ok && slot.slot() >= in_use) return superblock_.slots_per_extent - slot.slot() - 1;
+  if (!ok) {
+    ++r.failed;
+    bad = stable = true;
+  }
+  if (!stable) return 0;
+  ++r.checked;
+  if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
+    fault_guarded([&] {
+      if (!fenced(*attached_, s) && evict_to_free(*attached_, s, slot, word)) {
+        ++r.bad;
+        attached_->count(kScrubBad);
+      }
+    });
+  return 0;
 }
 
 Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
@@ -160,6 +188,11 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
   return r;
 }
 
+uint64_t Region::own_claim(const ShardMap& s) {
+  const Offset at = attached_->home().claim(s.host());
+  return claimed_epoch(load_claim(*attached_, at), at);
+}
+
 // Another process of this host may have adopted a shard, or another host one of ours.
 void Region::follow_owners() {
   for (uint32_t h = 0; h < attached_->hosts(); ++h) {
@@ -176,41 +209,51 @@ std::vector<Owner> Region::owners() {
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
       const Ownership o = ownership_of(*attached_, s);
-      const uint64_t settled = attached_->mem.load_word(attached_->shard(o.owner).claim(s.host()) + offsetof(ClaimLine, settled_epoch));
-      all[h] = {to_int(o.owner), o.epoch, o.epoch == 0 || settled == o.epoch};
+      all[h] = {to_int(o.owner), o.epoch, o.settled};
     }
   });
   if (!ok) medium_failed(path_);
   return all;
 }
 
+// Any host that owned the shard before may be the late one; the last of them acknowledges our epoch.
+bool Region::acknowledged(const ShardMap& s, uint64_t epoch) {
+  CpuMemory& m = attached_->mem;
+  for (uint32_t before = 0; before < attached_->hosts(); ++before) {
+    if (HostIndex{before} == attached_->self) continue;
+    const Offset at = attached_->shard(HostIndex{before}).acknowledgement(s.host());
+    if (attached_->fresh(HostIndex{before})) {
+      m.invalidate(at, kLineBytes);
+      m.full_fence();
+    }
+    if (m.load_word(at) >= epoch) return true;
+  }
+  return false;
+}
+
 uint64_t Region::audit_adopted() {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
-  log_laps_.resize(superblock_.log_record_count);
+  // Of payload, a call: some 50 ms, so that the heartbeat in which it happens is not late.
+  constexpr uint64_t kBytesACall = 128ULL << 20;
   uint64_t audited = 0;
   const bool ok = fault_guarded([&] {
-    CpuMemory& m = attached_->mem;
     follow_owners();
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
-      const uint64_t epoch = m.load_word(attached_->home().claim(HostIndex{h}));
+      const uint64_t epoch = own_claim(s);
+      Audit& one = audits_[h];
       if (!attached_->owns(HostIndex{h}) || audited_epoch_[h] >= epoch || fenced(*attached_, s)) continue;
-      // Any host that owned the shard before may be the late one; the last of them acknowledges our epoch.
-      for (uint32_t before = 0; before < attached_->hosts() && audited_epoch_[h] < epoch; ++before) {
-        const Offset acknowledged = attached_->shard(HostIndex{before}).acknowledgement(HostIndex{h});
-        if (attached_->fresh(HostIndex{before})) {
-          m.invalidate(acknowledged, kLineBytes);
-          m.full_fence();
-        }
-        if (HostIndex{before} != attached_->self && m.load_word(acknowledged) >= epoch) audited_epoch_[h] = epoch;
+      if (one.epoch != epoch) {
+        if (!acknowledged(s, epoch)) continue;
+        KVP_STEP("audit.begin");
+        one = {epoch, {}};
+        audit(*attached_, transfer_->namespaces(), s, one.progress, 0);   // only makes the directory fresh
+        judge_namespaces(s, 0, superblock_.namespace_count);
       }
-      if (audited_epoch_[h] < epoch) continue;
-      KVP_STEP("audit.begin");
-      if (HostIndex{h} == attached_->self)
-        audit_home();
-      else
-        audit(*attached_, transfer_->namespaces(), s);
+      if (!audit(*attached_, transfer_->namespaces(), s, one.progress, kBytesACall)) continue;
+      repair_directory(s);
+      audited_epoch_[h] = epoch;
       KVP_STEP("audit.done");
       audited |= 1ULL << h;
     }
@@ -227,7 +270,7 @@ uint64_t Region::acknowledge_lost() {
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
       const Ownership o = ownership_of(*attached_, s);
-      const bool once_ours = HostIndex{h} == attached_->self || attached_->mem.load_word(attached_->home().claim(HostIndex{h})) != 0;
+      const bool once_ours = HostIndex{h} == attached_->self || own_claim(s) != 0;
       if (!once_ours || o.owner == attached_->self || attached_->mem.load_word(attached_->home().acknowledgement(HostIndex{h})) >= o.epoch) continue;
       // Our other processes see the claim before their next claim of a slot; those in the middle of a store must end first.
       bool writing = false;

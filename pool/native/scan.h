@@ -1,10 +1,10 @@
 // Walks over all slots of a shard: the base of reaping, adopting, counting, scrubbing and checking.
 #pragma once
-#include "attached.h"
+#include "extent.h"
 
 namespace kvp {
 
-// How far an extent's slots have to be looked at: all of them while it is being cut, none while it is unassigned (they are FREE by promise).
+// How far an extent's slots have to be looked at: all of them while it is being cut or its descriptor is damaged, none while it is unassigned (they are FREE by promise).
 template <Memory M>
 uint32_t slots_in_use(Attached<M>& a, const ShardMap& s, uint32_t extent, uint64_t* slot_bytes = nullptr) {
   const Offset at = s.extent_descriptor(extent);
@@ -12,12 +12,10 @@ uint32_t slots_in_use(Attached<M>& a, const ShardMap& s, uint32_t extent, uint64
     a.mem.invalidate(at, kLineBytes);
     a.mem.full_fence();
   }
-  const SlotWord word{a.mem.load_word(at)};
-  const uint64_t bytes = a.mem.load_word(at + offsetof(ExtentDescriptor, slot_bytes));
-  const bool plausible = bytes >= kLineBytes && bytes <= s.superblock().extent_payload_bytes;
-  if (slot_bytes != nullptr) *slot_bytes = word.state() == SlotState::Stable && plausible ? bytes : 0;
-  if (word.state() == SlotState::Free) return 0;
-  return word.state() == SlotState::Stable && plausible ? s.slot_count(bytes) : s.superblock().slots_per_extent;
+  const Cut cut = load_cut(a, s, extent);
+  if (slot_bytes != nullptr) *slot_bytes = cut.serves();
+  if (cut.unassigned()) return 0;
+  return cut.serves() != 0 ? s.slot_count(cut.slot_bytes) : s.superblock().slots_per_extent;
 }
 
 // Calls f(SlotId) for every slot of the assigned extents; headers are invalidated first where that is needed, a line's worth of fences at a time.

@@ -8,6 +8,7 @@
 #include "attached.h"
 #include "directory.h"
 #include "error.h"
+#include "extent.h"
 #include "log.h"
 #include "ownership.h"
 #include "victim.h"
@@ -129,13 +130,14 @@ class Slots {
   template <class F>
   bool retire(uint32_t e, F empty) {
     const Offset at = s_.extent_descriptor(e);
-    const SlotWord before{m_.load_word(at)};
+    const Cut cut = load_cut(a_, s_, e);
+    const SlotWord before = cut.word;
     if (before.state() != SlotState::Stable && before.state() != SlotState::Free) return false;
     const SlotWord mine = a_.writing(before);
     if (!m_.cas_word(at, before.raw, mine.raw)) return false;
     KVP_STEP("extent.retire.claim");
     m_.write_back(at, 8);
-    const uint32_t slots = before.state() == SlotState::Stable ? s_.superblock().slots_per_extent : 0;   // those of a FREE one are FREE by promise
+    const uint32_t slots = cut.unassigned() ? 0 : s_.superblock().slots_per_extent;   // those of a FREE one are FREE by promise
     uint32_t settled = 0, taken = 0;
     while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
     while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
@@ -147,8 +149,9 @@ class Slots {
       release(a_, s_, {slot, a_.word_of(s_, slot)});
     }
     m_.store_fence();
-    for (uint64_t word = 1; done && word < sizeof(ExtentDescriptor) / 8; ++word) m_.store_word(at + word * 8, 0);   // unassigned: as if never cut
-    m_.store_word(at, done ? mine.next(SlotState::Free, 0, 0).raw : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
+    if (done) store_cut(a_, s_, e, 0);
+    m_.store_word(at,
+                  done || cut.unassigned() ? mine.next(SlotState::Free, 0, 0).raw : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
     KVP_STEP("extent.retired");
     m_.write_back(at, kLineBytes);
     m_.store_fence();
@@ -205,10 +208,8 @@ class Slots {
   bool refresh(SlotClass& c) {
     scratch_.clear();
     for (uint32_t e = 0; e < extents_; ++e) {
-      const Offset at = s_.extent_descriptor(e);
-      const SlotWord word{m_.load_word(at)};
-      if (word.state() == SlotState::Stable && m_.load_word(at + offsetof(ExtentDescriptor, slot_bytes)) == c.slot_bytes)
-        scratch_.push_back({e, word});
+      const Cut cut = load_cut(a_, s_, e);
+      if (cut.serves() == c.slot_bytes) scratch_.push_back({e, cut.word});
     }
     bool changed = scratch_.size() != c.extents.size();
     for (size_t i = 0; !changed && i < scratch_.size(); ++i)
@@ -260,11 +261,10 @@ class Slots {
 
   bool assign_extent(SlotClass& c) {
     for (uint32_t e = 0; e < extents_; ++e) {
-      const Offset at = s_.extent_descriptor(e);
-      const SlotWord word{m_.load_word(at)};
-      if (word.state() != SlotState::Free) continue;
-      const SlotWord mine = a_.writing(word);
-      if (!m_.cas_word(at, word.raw, mine.raw)) continue;
+      const Cut cut = load_cut(a_, s_, e);
+      if (!cut.unassigned()) continue;
+      const SlotWord mine = a_.writing(cut.word);
+      if (!m_.cas_word(s_.extent_descriptor(e), cut.word.raw, mine.raw)) continue;
       KVP_STEP("extent.claim");
       publish_extent(c, e, mine);
       return true;
@@ -274,8 +274,7 @@ class Slots {
 
   void publish_extent(SlotClass& c, uint32_t e, SlotWord mine) {
     const Offset at = s_.extent_descriptor(e);
-    m_.store_word(at + offsetof(ExtentDescriptor, slot_bytes), c.slot_bytes);
-    m_.store_word(at + offsetof(ExtentDescriptor, slot_count), c.slot_count);
+    store_cut(a_, s_, e, c.slot_bytes);
     const SlotWord stable = a_.stable(mine);
     m_.store_word(at, stable.raw);
     KVP_STEP("extent.assigned");
@@ -336,11 +335,11 @@ class Slots {
     const uint32_t start = next_random(extents);
     for (uint32_t i = 0; i < extents && looked < kLooks; ++i) {
       const uint32_t e = (start + i) % extents;
-      const SlotWord word{m_.load_word(s_.extent_descriptor(e))};
-      const uint64_t slot_bytes = m_.load_word(s_.extent_descriptor(e) + offsetof(ExtentDescriptor, slot_bytes));
-      if (word.state() != SlotState::Stable || slot_bytes == c.slot_bytes) continue;
+      const Cut cut = load_cut(a_, s_, e);
+      const uint64_t slot_bytes = cut.serves();
+      if (cut.word.state() != SlotState::Stable || slot_bytes == c.slot_bytes) continue;
       uint32_t age = 0xffff;   // of a damaged descriptor: nobody can use the extent as it is
-      if (slot_bytes >= kLineBytes && slot_bytes <= s_.superblock().extent_payload_bytes) {
+      if (slot_bytes != 0) {
         age = 0;
         for (uint32_t k = 0; k < kSamplesEach; ++k) {
           const SlotId slot = SlotId::make(e, next_random(s_.slot_count(slot_bytes)));

@@ -53,6 +53,17 @@ class Namespaces {
     known.store(row.slot_bytes, std::memory_order_relaxed);
     return row.slot_bytes;
   }
+  // The slot size of a block that may be served, by its header alone; 0: there is none.
+  uint64_t fits(const ShardMap& s, SlotId slot, const Header& header) {
+    if (header.word().state() != SlotState::Stable || !header.right) return 0;
+    const uint64_t bytes = slot_bytes(s, header.h.namespace_index);
+    return bytes != 0 && header.h.length_bytes <= bytes && slot.slot() < s.slot_count(bytes) ? bytes : 0;
+  }
+  // Its payload as well, which is read.
+  uint64_t sound(const ShardMap& s, SlotId slot, const Header& header) {
+    const uint64_t bytes = fits(s, slot, header);
+    return bytes != 0 && a_.mem.checksum(s.payload(slot, bytes), header.h.length_bytes) == header.h.payload_checksum ? bytes : 0;
+  }
   void forget(HostIndex shard) {
     for (uint32_t i = 0; i < a_.sb.namespace_count; ++i) slot_bytes_[to_int(shard) * a_.sb.namespace_count + i].store(0, std::memory_order_relaxed);
   }
@@ -71,32 +82,39 @@ class Namespaces {
            row.slot_bytes <= s.superblock().extent_payload_bytes && row.block_bytes <= row.slot_bytes;
   }
 
-  // The row of a namespace in the home shard, made if it is not there. Owner host only.
-  Outcome find_or_add(const uint8_t* digest, uint64_t block_bytes, const char* description, uint32_t description_bytes, uint16_t& index) {
+  // The row of a namespace in the home shard, made if it is not there. Owner host only. `writers` knows who is in the middle of a row; rows that
+  // nobody will finish, and damaged ones, are left to the caller (`left_behind`): they are judged, and then there is room.
+  template <class Writers>
+  Outcome find_or_add(const uint8_t* digest, uint64_t block_bytes, const char* description, uint32_t description_bytes, uint16_t& index,
+                      Writers&& writers) {
     const ShardMap& s = a_.home();
     NamespaceRow row;
-    constexpr uint32_t kAttempts = 1000;   // some 100 us: a row that somebody else is writing right now may be ours-to-be
-    for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
+    for (bool again = true; again;) {
       bool being_written = false;
       for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
         const SlotWord word{a_.mem.load_word(s.namespace_row(i))};
-        being_written = being_written || word.state() == SlotState::Writing;
-        if (word.state() == SlotState::Stable && read(s, i, row) && std::memcmp(row.digest, digest, kKeyBytes) == 0) {
+        if (word.state() == SlotState::Writing) (writers.alive(word) ? being_written : writers.left_behind) = true;
+        if (word.state() != SlotState::Stable) continue;
+        if (!read(s, i, row)) {
+          writers.left_behind = writers.left_behind || a_.mem.load_word(s.namespace_row(i)) == word.raw;
+        } else if (std::memcmp(row.digest, digest, kKeyBytes) == 0) {
           index = static_cast<uint16_t>(i);
           a_.mem.write_back(s.namespace_row(i), sizeof row);   // vouched for, as a block that is found present: its writer may not be done yet
           return row.block_bytes == block_bytes ? Outcome::Ok : Outcome::WrongNamespace;
         }
       }
-      if (being_written && attempt + 1 < kAttempts) {   // for ever only if its writer stopped; the reaper frees it when that one dies
+      if (being_written) {   // it may be ours-to-be; for ever only if its writer is stopped
         a_.mem.yield();
-        continue;
+        if (writers.patient()) continue;
       }
+      again = false;
       for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
         const Offset at = s.namespace_row(i);
         const SlotWord word{a_.mem.load_word(at)};
         if (word.state() != SlotState::Free) continue;
         const SlotWord mine = a_.writing(word);
-        if (!a_.mem.cas_word(at, word.raw, mine.raw)) break;   // a race: perhaps for the same namespace, so look again
+        again = !a_.mem.cas_word(at, word.raw, mine.raw);
+        if (again) break;   // a race: perhaps for the same namespace, so look again
         KVP_STEP("namespace.claim");
         std::memset(&row, 0, sizeof row);
         row.word = mine.next(SlotState::Stable, a_.participant, a_.generation).raw;
@@ -119,6 +137,16 @@ class Namespaces {
       }
     }
     return Outcome::NamespacesFull;
+  }
+  // For those who cannot tell who lives: everybody does, for so many looks.
+  struct EverybodyWrites {
+    uint32_t looks = 1000;
+    bool left_behind = false;
+    bool alive(SlotWord) const { return true; }
+    bool patient() { return looks != 0 && --looks != 0; }
+  };
+  Outcome find_or_add(const uint8_t* digest, uint64_t block_bytes, const char* description, uint32_t description_bytes, uint16_t& index) {
+    return find_or_add(digest, block_bytes, description, description_bytes, index, EverybodyWrites{});
   }
 
   static uint64_t slot_bytes_for(const ShardMap& s, uint64_t block_bytes) {

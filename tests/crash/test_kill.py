@@ -140,6 +140,7 @@ def test_every_step_in_the_core_is_killed_somewhere() -> None:
         "adopt.done",
         "acknowledge.before_flush",  # these and those of adopt: test_matrix.py
         "acknowledge.done",
+        "namespace.judged",  # test_namespaces.py
         "audit.begin",
         "audit.done",
         "format.before_superblock",

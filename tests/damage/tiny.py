@@ -122,8 +122,6 @@ class Tiny:
                 (self.bytes.buckets(host), 1),
                 (self.bytes.namespaces(host), len(its)),
                 (Place("state: nobody ever attached", shard, 8), len(its)),
-                # Other hosts walk over the slots that the descriptors say are in use.
-                (self.bytes.within_shard(host, "descriptor", "extent_descriptors_offset", 64), len(its)),
             ):
                 costs.update((at, (its, at_most)) for at in range(place.start, place.start + place.bytes))
         return costs

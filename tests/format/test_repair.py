@@ -209,12 +209,16 @@ def test_repair_of_a_sound_region_does_nothing(path: Path) -> None:
 def test_repair_leaves_a_shard_that_another_host_claims_and_says_so(tmp_path: Path) -> None:
     path = make(tmp_path / "region", hosts=2)
     b = RegionBytes(path.read_bytes())
-    put(path, b.shard(1).start + b.sb["claims_offset"], 7)  # host 1 on shard 0, not settled
+    claim = b.shard(1).start + b.sb["claims_offset"]  # of host 1 on shard 0, not settled
+    for field in ("epoch", "epoch_copy"):
+        put(path, claim + SECTIONS["claim line and acknowledgement line, one a host"][field][0], 7)
     with Region.attach(path, role="tool") as region:
         (left,) = region.repair().left
     assert "claimed by host 1 with epoch 7 and not taken over" in left
     with Region.attach(path, role="tool") as region:
         region.adopt(0, 8)
+    with Region.attach(path, host=1, role="tool") as region:  # its line was written without its checksum here
+        assert region.repair().done == ["1 claim lines with a wrong copy put right"]
     assert Region.fsck(path).ok
 
 

@@ -101,6 +101,7 @@ NATIVE_ORDER = (
     "fault_guard",
     "memory_cpu",
     "attached",
+    "extent",
     "victim",
     "directory",
     "litmus",

@@ -111,3 +111,40 @@ def test_child_after_fork_is_told_to_attach_for_itself(path: Path) -> None:
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert parent.store(KEYS, BLOCKS).stored_count == 8
+
+
+def test_audit_of_a_large_shard_takes_several_heartbeats_and_scrub_reads_adopted_shards(
+    tmp_path: Path,
+) -> None:
+    path, count, size = tmp_path / "region", 150, 1 << 20
+    large = Namespace("model", "weights", "float32", "LBHNC", 32, size, "sha256")
+    keys = KeyBatch.from_hashes(large, [n.to_bytes(32, "little") for n in range(count)])
+    blocks = [(n + 1).to_bytes(8, "little") * (size // 8) for n in range(count)]
+    Region.format(
+        path, Geometry(340 << 20, hosts=2, min_block_bytes=size, participants=4, coherence="software")
+    )
+    with Region.attach(path, host=0) as old, Region.attach(path, host=1) as new:
+        assert old.store(keys, blocks).stored_count == count
+        new.adopt(0, 1)
+        assert new.heartbeat().audited == []
+        assert old.heartbeat().acknowledged == [0]
+        damage(path, blocks[count - 1])
+        assert new.heartbeat().audited == [], "at most 128 MiB of payload each time"
+        assert new.heartbeat().audited == [0]
+        assert new.heartbeat().audited == []
+        out = [bytearray(size) for _ in blocks]
+        result = new.load(keys, out)
+        assert result.hit_count == count - 1
+        assert [bytes(b) for b in out[:-1]] == blocks[:-1]
+
+        damage(path, blocks[0])
+        assert old.scrub().checked == 0  # it may not write there any more
+        report = new.scrub()
+        assert (report.checked, report.bad, report.next_slot) == (count - 1, 1, 0)
+        position, checked = 0, 0
+        while True:  # in pieces, through its own shard and then the adopted one
+            report = new.scrub(start=position, limit=20)
+            checked, position = checked + report.checked, report.next_slot
+            if position == 0:
+                break
+        assert checked == count - 2
