@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from children import children
 from kvpool.errors import GeometryError, MediumUnavailable
 from kvpool.geometry import Geometry
 from kvpool.keys import KeyBatch
 from kvpool.outcomes import MissReason
+from kvpool.provision.observe import room_bytes
 from kvpool.region import Region
 from strategies import namespace
 
@@ -113,6 +116,19 @@ def test_shrink_and_grow_again_and_again(folder: Path) -> None:
             assert memory(path) <= (size + 1) * MIB
             assert served(engine, round_ * 10000, 1000) > 0
         assert engine.check().ok
+
+
+def room_with_a_limit_of_files(path: Path, limit: int) -> int:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return room_bytes(path, 8 * MIB)
+
+
+def test_room_is_what_a_file_may_have(folder: Path) -> None:
+    with children() as start:
+        sizes = [start(room_with_a_limit_of_files, folder / "r", size * MIB).result() for size in (4, 20, 64)]
+    assert sizes == [8 * MIB, 20 * MIB, 32 * MIB]
+    assert room_bytes(folder / "r", 4 << 40) == 15 << 40
+    assert room_bytes(folder / "r", 20 << 40) == 20 << 40
 
 
 def test_capacity_outlives_processes_without_a_daemon(folder: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import re
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvpool.spec import PoolSpec
 BLANK_BYTES = 4 << 20  # both superblock copies lie in here, and the magic of whatever else it could be
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 HUGE_PAGES = "hugetlbfs"
+FILE_BYTES_MAX = 15 << 40  # every file system in use takes files of this size
 ROOM_TIMES = 4  # how much a tier may grow without losing its blocks
 MAPPABLE_BYTES = (4096, 2 << 20, 1 << 30)  # the alignments that DAX devices come with
 
@@ -98,7 +100,11 @@ def room_bytes(path: Path, capacity_bytes: int) -> int:
     if status is not None and stat.S_ISCHR(status.st_mode):
         return max(capacity_bytes, min(wanted, _device_bytes(status.st_rdev)))
     folder = path if status is not None else path.parent
-    return capacity_bytes if not folder.exists() or _medium(folder).huge_page_bytes else wanted
+    if not folder.exists() or _medium(folder).huge_page_bytes:
+        return capacity_bytes
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = FILE_BYTES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILE_BYTES_MAX)
+    return max(capacity_bytes, min(wanted, most))
 
 
 def free_bytes(path: Path) -> int:
