@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvpool.provision.plan import (
     Refuse,
     Shape,
     Skip,
+    refusals,
     wanted_shape,
 )
 from kvpool.provision.remove import region_paths, remove
@@ -106,6 +108,36 @@ def test_plan_fitting_region_is_kept_even_on_a_full_medium() -> None:
     spec = spec_of(dram())
     found = holding(wanted_shape(spec, spec.tiers[0]), free_bytes=0)
     assert plan(spec, 0, {"dram": found}) == [Keep("dram", Path("/dev/shm/kvpool.p.dram"), "u-1")]
+
+
+def resizable(capacity: int, **fields: Any) -> Found:
+    """A region of 8 GiB with room for 1 to 32 GiB."""
+    region = ExistingRegion("u-1", Shape(32 * GIB, 1, "hardware"), 1 * GIB, capacity)
+    return holding(Shape(32 * GIB, 1, "hardware"), **{"region": region, **fields})
+
+
+@pytest.mark.parametrize("capacity", ["1Gi", "4Gi", "8Gi", "32Gi"])
+def test_plan_another_capacity_within_the_room_is_kept(capacity: str) -> None:
+    action = only(plan(spec_of(dram(capacity=capacity)), 0, {"dram": resizable(8 * GIB)}))
+    assert action == Keep("dram", Path("/dev/shm/kvpool.p.dram"), "u-1")
+
+
+@pytest.mark.parametrize("capacity", ["512Mi", "33Gi"])
+def test_plan_another_capacity_beyond_the_room_is_refused_with_the_room(capacity: str) -> None:
+    error = refusal(spec_of(dram(capacity=capacity)), resizable(8 * GIB))
+    assert f"spec.tiers[0].capacity is {capacity}, the region has room for 1Gi to 32Gi" in str(error)
+    assert "a tier of another name" in str(error)
+
+
+def test_plan_growth_without_memory_is_said_and_may_wait() -> None:
+    actions = plan(spec_of(dram(capacity="16Gi")), 0, {"dram": resizable(8 * GIB, free_bytes=7 * GIB)})
+    (keep,) = actions
+    assert isinstance(keep, Keep)
+    assert "8.0 GiB more than it has now, but only 7.0 GiB are free" in str(keep.shortage)
+    assert isinstance(refusals(actions), MediumUnavailable)
+    assert refusals([replace(keep, shortage=None)]) is None
+    shrinking = plan(spec_of(dram(capacity="4Gi")), 0, {"dram": resizable(8 * GIB, free_bytes=0)})
+    assert refusals(shrinking) is None
 
 
 def test_plan_blank_file_and_device_are_formatted_in_place() -> None:

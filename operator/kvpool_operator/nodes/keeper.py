@@ -163,6 +163,7 @@ class Keeper:
             progress=progress,
             waiting=lambda _: None,
             regions=self._regions,
+            grow_later=True,  # the memory may come with the next pod
         )
         return {action.tier: action.reason for action in actions if isinstance(action, Skip)}
 

@@ -15,7 +15,7 @@ from kvpool.errors import MediumUnavailable
 from kvpool.paths import ensure_pool_dir, manifest_path, provision_lock_path
 from kvpool.provision.apply import Progress, Regions, apply, await_host_zero
 from kvpool.provision.observe import observe, room_bytes
-from kvpool.provision.plan import Action, Await, ExistingRegion, Shape, plan, refusals
+from kvpool.provision.plan import Action, Await, ExistingRegion, Keep, Shape, plan, refusals
 from kvpool.spec import PoolSpec
 
 if TYPE_CHECKING:
@@ -77,31 +77,42 @@ def provision(
     progress: Progress,
     waiting: Callable[[str], None],
     regions: Regions | None = None,
+    grow_later: bool = False,
 ) -> list[Action]:
     """Make the regions of `spec` that are missing, keep those that fit; returns what was done with each tier.
 
-    The manifest is kept in the pool's folder, where engines that name the pool find it.
+    The manifest is kept in the pool's folder, where engines that name the pool find it. With `grow_later` a
+    region that lacks the memory to grow is kept as it is: the daemon lets it grow once there is some.
 
     Raises:  KvpoolError when a tier cannot be had as declared; then nothing on any medium has changed.
     """
     used = regions or real_regions()
     deadline = time.monotonic() + timeout_s
-    actions = plan(spec, host, observe(spec, host, used.inspect))
+
+    def planned() -> list[Action]:
+        actions = plan(spec, host, observe(spec, host, used.inspect))
+        return [_without_shortage(action) if grow_later else action for action in actions]
+
+    actions = planned()
     refused = refusals(actions)
     if refused is not None:
         raise refused
     ensure_pool_dir(spec.name)
     with _only_one(provision_lock_path(spec.name)):
         # Looked at again: another start may have made the regions while this one waited for the lock.
-        actions = plan(spec, host, observe(spec, host, used.inspect))
+        actions = planned()
         apply(actions, used, progress)
     if any(isinstance(action, Await) for action in actions):
         await_host_zero(actions, used, waiting, deadline)
-        refused = refusals(plan(spec, host, observe(spec, host, used.inspect)))
+        refused = refusals(planned())
         if refused is not None:
             raise refused
     keep_manifest(spec)
     return actions
+
+
+def _without_shortage(action: Action) -> Action:
+    return replace(action, shortage=None) if isinstance(action, Keep) else action
 
 
 def keep_manifest(spec: PoolSpec) -> None:

@@ -85,11 +85,12 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The region that is there fits; its blocks stay."""
+    """The region that is there fits; its blocks stay. `shortage`: why it cannot grow as asked for."""
 
     tier: str
     path: Path
     uuid: str
+    shortage: KvpoolError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,7 @@ def format_obstacle(path: Path, shape: Shape, here: Found, *, force: bool) -> Kv
 def refusals(actions: Sequence[Action]) -> KvpoolError | None:
     """All that is refused, as one error; None when nothing is."""
     errors = [action.error for action in actions if isinstance(action, Refuse)]
+    errors += [action.shortage for action in actions if isinstance(action, Keep) and action.shortage]
     if len(errors) <= 1:
         return errors[0] if errors else None
     return type(errors[0])("\n".join(str(error) for error in errors))
@@ -190,10 +192,10 @@ def _tier_action(spec: PoolSpec, index: int, host: int, found: Mapping[str, Foun
         differences = list(_differences(index, wanted, here.region))
         if differences:
             return Refuse(tier.name, GeometryError(_misfit(spec, tier, path, differences)))
-        if here.writable and here.region.growth(wanted.capacity_bytes) <= here.free_bytes:
-            return Keep(tier.name, path, here.region.uuid)
         if here.writable:
-            return Refuse(tier.name, _no_room(index, tier, path, wanted, here))
+            fits = here.region.growth(wanted.capacity_bytes) <= here.free_bytes
+            shortage = None if fits else _no_room(index, tier, path, wanted, here)
+            return Keep(tier.name, path, here.region.uuid, shortage)
     name, capacity = f'tier "{tier.name}": {path}', f"spec.tiers[{index}].capacity"
     formats = host == 0 or not tier.shared
     problem = _obstacle(name, path, wanted, here, capacity_name=capacity, formats=formats)
