@@ -190,9 +190,13 @@ def test_adopter_killed_at_any_step_next_adopter_keeps_the_blocks(step: str, coh
             load_all(old)
         with Region.attach(path, host=1) as region:
             with pytest.raises(KvpoolError, match="not higher"):
+                region.adopt(0, 4)
+            # What the dead one began with epoch 5 is completed with it; then that epoch is used up.
+            if not region.owners()[0].settled:
+                assert region.adopt(0, 5).kept == 10
+            with pytest.raises(KvpoolError, match="not higher"):
                 region.adopt(0, 5)
-            report = region.adopt(0, 6)
-            assert report.kept == 10
+            assert region.adopt(0, 6).kept == 10
             assert load(region, SMALL, range(10)) == [None] * 10
             check = region.check()
             assert check.totals["writing"] == 0
