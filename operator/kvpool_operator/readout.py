@@ -135,7 +135,8 @@ def status_of(pool: PoolObject, nodes: Iterable[NodeObject], seen_at: float) -> 
             hits=shown.hits,
             misses=dict(shown.misses),
             evictions=shown.evictions,
-            stored=sum(n.counters.stored for n in ordered),
+            # What is there was stored, also when the node that stored it is gone.
+            stored=max(sum(n.counters.stored for n in ordered), shown.blocks),
         ),
         nodes=[n.node for n in ordered],
         nodes_at={n.node.name: n.updated_at for n in ordered if n.updated_at is not None},

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvpool.cli import api, check, hosts, lifecycle, watch
+from kvpool.cli import api, check, hosts, lifecycle, top, watch
 
 app = typer.Typer(
     name="kvpool",
@@ -43,6 +43,7 @@ app.command()(lifecycle.up)
 app.command()(lifecycle.down)
 app.command()(watch.status)
 app.command()(watch.explain)
+app.command()(top.top)
 app.command()(api.api)
 app.command()(check.validate)
 app.command()(check.fsck)
