@@ -23,7 +23,8 @@ from kvpool.errors import KvpoolError
 from kvpool.explain import explain
 from kvpool.quantity import human_bytes
 from kvpool_operator import readout
-from kvpool_operator.listwatch import GROUP_VERSION, PAGE, UNREACHABLE, Cluster, Expired, Refused
+from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
+from kvpool_operator.listwatch import GROUP_VERSION, PAGE
 
 CLEAR = "\x1b[H\x1b[2J"
 INTERVAL_S = 5.0  # the operator writes every few seconds
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_run(given))
     except KeyboardInterrupt:
         return 0
-    except (KvpoolError, Refused, Expired, config.ConfigException, *UNREACHABLE) as error:
+    except (KvpoolError, ApiError, config.ConfigException, *UNREACHABLE) as error:
         print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -119,7 +120,7 @@ async def _all(cluster: Cluster, namespace: str | None, plural: str) -> list[dic
     found: list[dict[str, Any]] = []
     query = {"limit": str(PAGE)}
     while True:
-        page = await cluster.get(f"/apis/{GROUP_VERSION}{where}/{plural}", query)
+        page = await cluster.read(f"/apis/{GROUP_VERSION}{where}/{plural}", query)
         found += page["items"]
         following = page["metadata"].get("continue")
         if not following:

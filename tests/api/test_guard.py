@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -130,10 +132,10 @@ def test_metrics_are_valid_and_labels_bounded(serve: Ask) -> None:
     client.get("/v1/pools/team/never-heard-of")
     families = {f.name: f for f in text_string_to_metric_families(client.get("/metrics").text)}
     reasons = {
-        s.labels["reason"]: s.value for s in families["kvpool_misses"].samples if s.labels["pool"] == "p"
+        s.labels["reason"]: s.value for s in families["kvpool_pool_misses"].samples if s.labels["pool"] == "p"
     }
     assert reasons == {"evicted": 3, "other": 2}
-    load = [s for s in families["kvpool_load_duration_seconds"].samples if s.name.endswith("_bucket")]
+    load = [s for s in families["kvpool_pool_load_duration_seconds"].samples if s.name.endswith("_bucket")]
     assert [s.value for s in load] == sorted(s.value for s in load)
     assert load[-1].value == 5
     routes = {s.labels["route"] for s in families["kvpool_api_requests"].samples}
@@ -141,3 +143,11 @@ def test_metrics_are_valid_and_labels_bounded(serve: Ask) -> None:
     assert not [route for route in routes if "never" in route]
     for family in families.values():
         assert family.documentation, family.name
+
+
+def test_every_metric_of_the_api_is_documented_and_no_other(serve: Ask) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "observability.md").read_text()
+    documented = set(re.findall(r"`(kvpool_(?:pool|api)_[a-z_]+)`", text))
+    answer = serve(StillSource(pool())).get("/metrics").text
+    served = set(re.findall(r"^# TYPE (kvpool_[a-z_]+) ", answer, re.MULTILINE))
+    assert {name for name in served if not name.endswith("_created")} == documented

@@ -78,7 +78,9 @@ OPERATOR_MAY_IMPORT = (
     "kvpool.spec",
 )
 # The status API of a cluster: the application is the pool's, its source and access are the operator's.
-API_MODULES = tuple(f"kvpool_operator.{name}" for name in ("access", "api", "listwatch", "plugin", "readout", "source"))
+API_MODULES = tuple(
+    f"kvpool_operator.{name}" for name in ("access", "api", "listwatch", "plugin", "readout", "source")
+)
 API_MAY_IMPORT = (*OPERATOR_MAY_IMPORT, "kvpool.api", "kvpool.explain")
 # The operator's process touches no region; the node's daemon is what does.
 NODE_MODULES = ("kvpool_operator.node", "kvpool_operator.nodes")

@@ -1,8 +1,9 @@
 """Prometheus metrics: of every pool on the board, and of the API itself.
 
-Names and labels follow Prometheus's conventions: base units, `_total` on counters, labels from closed sets
-(a miss reason that this version does not know becomes "other"). What to do about each:
-docs/observability.md.
+Those of pools begin with kvpool_pool_, because the daemons of a cluster have metrics of their own, kvpool_tier_*
+or kvpool_node_*, and sums over both would count twice. Names and labels follow Prometheus's conventions: base
+units, `_total` on counters, labels from closed sets (a miss reason that this version does not know becomes
+"other"). What to do about each: docs/observability.md.
 """
 
 from __future__ import annotations
@@ -97,62 +98,81 @@ def _saved_tokens(status: PoolStatus, labels: str, now: float) -> Iterator[Sampl
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("kvpool_lookups_total", "counter", "Blocks looked up", lambda s, at, _: [(at, s.pool.lookups)]),
-    Family("kvpool_hits_total", "counter", "Blocks served", lambda s, at, _: [(at, s.pool.hits)]),
     Family(
-        "kvpool_misses_total", "counter", "Blocks not served", lambda s, at, _: _reasons(s.pool.misses, at)
+        "kvpool_pool_lookups_total", "counter", "Blocks looked up", lambda s, at, _: [(at, s.pool.lookups)]
     ),
-    Family("kvpool_hit_ratio", "gauge", "Share of all looked-up blocks that were served, 0 to 1", _hit_ratio),
-    Family("kvpool_saved_tokens_total", "counter", "Prompt tokens loaded instead of computed", _saved_tokens),
-    Family("kvpool_stored_blocks_total", "counter", "Blocks stored", _counted("stored")),
-    Family("kvpool_loaded_bytes_total", "counter", "Bytes loaded", _counted("bytes_loaded")),
-    Family("kvpool_stored_bytes_total", "counter", "Bytes stored", _counted("bytes_stored")),
+    Family("kvpool_pool_hits_total", "counter", "Blocks served", lambda s, at, _: [(at, s.pool.hits)]),
     Family(
-        "kvpool_declined_blocks_total",
+        "kvpool_pool_misses_total",
+        "counter",
+        "Blocks not served",
+        lambda s, at, _: _reasons(s.pool.misses, at),
+    ),
+    Family(
+        "kvpool_pool_hit_ratio", "gauge", "Share of all looked-up blocks that were served, 0 to 1", _hit_ratio
+    ),
+    Family(
+        "kvpool_pool_saved_tokens_total", "counter", "Prompt tokens loaded instead of computed", _saved_tokens
+    ),
+    Family("kvpool_pool_stored_blocks_total", "counter", "Blocks stored", _counted("stored")),
+    Family("kvpool_pool_loaded_bytes_total", "counter", "Bytes loaded", _counted("bytes_loaded")),
+    Family("kvpool_pool_stored_bytes_total", "counter", "Bytes stored", _counted("bytes_stored")),
+    Family(
+        "kvpool_pool_declined_blocks_total",
         "counter",
         "Blocks that the pool did not take",
         lambda s, at, _: _reasons(s.counters.declined, at),
     ),
     Family(
-        "kvpool_damaged_blocks_total", "counter", "Damaged blocks that scrubbing found", _counted("scrub_bad")
+        "kvpool_pool_damaged_blocks_total",
+        "counter",
+        "Damaged blocks that scrubbing found",
+        _counted("scrub_bad"),
     ),
     Family(
-        "kvpool_reaped_slots_total", "counter", "Slots freed after processes that died", _counted("reaped")
+        "kvpool_pool_reaped_slots_total",
+        "counter",
+        "Slots freed after processes that died",
+        _counted("reaped"),
     ),
-    Family("kvpool_tier_capacity_bytes", "gauge", "Bytes that a tier can hold", _tiers("capacity_bytes")),
-    Family("kvpool_tier_used_bytes", "gauge", "Bytes in use, padding included", _tiers("used_bytes")),
-    Family("kvpool_tier_blocks", "gauge", "Blocks that can be found now", _tiers("blocks")),
-    Family("kvpool_tier_evictions_total", "counter", "Blocks removed to make room", _tiers("evictions")),
-    Family("kvpool_tier_lookups_total", "counter", "Blocks looked up in a tier", _tiers("lookups")),
-    Family("kvpool_tier_hits_total", "counter", "Blocks served by a tier", _tiers("hits")),
     Family(
-        "kvpool_nodes_desired",
+        "kvpool_pool_tier_capacity_bytes", "gauge", "Bytes that a tier can hold", _tiers("capacity_bytes")
+    ),
+    Family("kvpool_pool_tier_used_bytes", "gauge", "Bytes in use, padding included", _tiers("used_bytes")),
+    Family("kvpool_pool_tier_blocks", "gauge", "Blocks that can be found now", _tiers("blocks")),
+    Family("kvpool_pool_tier_evictions_total", "counter", "Blocks removed to make room", _tiers("evictions")),
+    Family("kvpool_pool_tier_lookups_total", "counter", "Blocks looked up in a tier", _tiers("lookups")),
+    Family("kvpool_pool_tier_hits_total", "counter", "Blocks served by a tier", _tiers("hits")),
+    Family(
+        "kvpool_pool_nodes_desired",
         "gauge",
         "Nodes that should run the pool",
         lambda s, at, _: [(at, s.pool.nodes.desired)],
     ),
-    Family("kvpool_nodes_ready", "gauge", "Nodes that run it", lambda s, at, _: [(at, s.pool.nodes.ready)]),
     Family(
-        "kvpool_nodes_out_of_date",
+        "kvpool_pool_nodes_ready", "gauge", "Nodes that run it", lambda s, at, _: [(at, s.pool.nodes.ready)]
+    ),
+    Family(
+        "kvpool_pool_nodes_out_of_date",
         "gauge",
         "Nodes that run an older specification",
         lambda s, at, _: [(at, s.pool.nodes.out_of_date)],
     ),
     Family(
-        "kvpool_node_ready",
+        "kvpool_pool_node_ready",
         "gauge",
         "1 when the node serves the pool",
         _nodes(lambda s, i, _: s.nodes[i].ready),
     ),
     Family(
-        "kvpool_node_age_seconds",
+        "kvpool_pool_node_age_seconds",
         "gauge",
         "Seconds since the node's last news",
         _nodes(lambda s, i, now: max(0.0, now - s.nodes_at.get(s.nodes[i].name, s.observed_at))),
     ),
-    Family("kvpool_condition", "gauge", "1 true, 0 false, -1 not known", _conditions),
+    Family("kvpool_pool_condition", "gauge", "1 true, 0 false, -1 not known", _conditions),
     Family(
-        "kvpool_status_age_seconds",
+        "kvpool_pool_age_seconds",
         "gauge",
         "Seconds since the pool's last news",
         lambda s, at, now: [(at, s.age_s(now))],
@@ -180,9 +200,9 @@ async def pool_metrics(board: Board, now: float) -> str:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
     for name, text, which in (
-        ("kvpool_load_duration_seconds", "Duration of load calls", lambda c: c.load_latency),
-        ("kvpool_store_duration_seconds", "Duration of store calls", lambda c: c.store_latency),
-        ("kvpool_lookup_duration_seconds", "Duration of lookup calls", lambda c: c.lookup_latency),
+        ("kvpool_pool_load_duration_seconds", "Duration of load calls", lambda c: c.load_latency),
+        ("kvpool_pool_store_duration_seconds", "Duration of store calls", lambda c: c.store_latency),
+        ("kvpool_pool_lookup_duration_seconds", "Duration of lookup calls", lambda c: c.lookup_latency),
     ):
         lines += [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
         for status, labels in statuses:
