@@ -1,7 +1,7 @@
-"""Prometheus metrics: of every pool on the board, and of the API itself.
+"""Prometheus metrics: of every pool on the board, of the API itself.
 
-Those of pools begin with kvpool_pool_, because the daemons of a cluster have metrics of their own, kvpool_tier_*
-or kvpool_node_*, and sums over both would count twice. Names and labels follow Prometheus's conventions: base
+Those of pools begin with kvpool_pool_: the daemons of a cluster have metrics of their own, kvpool_tier_* or
+kvpool_node_*, and sums over both would count twice. Names and labels follow Prometheus's conventions: base
 units, `_total` on counters, labels from closed sets (a miss reason that this version does not know becomes
 "other"). What to do about each: docs/observability.md.
 """
