@@ -368,10 +368,12 @@ def test_a_hundred_pools_on_a_fresh_operator(cluster: ApiServer, folder: Path, m
         assert operator.writes() == before
         assert operator.rss_bytes() < 150 << 20
     finally:
-        for name in spaces:
-            cluster.request("DELETE", f"{GROUP}/namespaces/{name}/kvpools/prefix")
-        deadline = time.monotonic() + 60
-        while json.loads(cluster.kubectl("get", "kvp", "-A", "-o", "json").stdout)["items"]:
-            assert time.monotonic() < deadline, "pools are stuck"
-            time.sleep(1)
-        operator.stop()
+        try:
+            for name in spaces:
+                cluster.request("DELETE", f"{GROUP}/namespaces/{name}/kvpools/prefix")
+            deadline = time.monotonic() + 60
+            while json.loads(cluster.kubectl("get", "kvp", "-A", "-o", "json").stdout)["items"]:
+                assert time.monotonic() < deadline, "pools are stuck"
+                time.sleep(1)
+        finally:
+            operator.stop()  # or it would look after the pools of every later test
