@@ -441,8 +441,9 @@ def _metrics_in(expression: str) -> set[str]:
 
 
 def metrics_that_there_are() -> set[str]:
-    """Every metric of the operator and the daemons, from the texts of the code; counters end in _total."""
+    """Every metric of the operator, the daemons and the API, from the code; counters end in _total."""
     sources = [ROOT / "operator" / "kvpool_operator" / name for name in ("metrics.py", "nodes/metrics.py")]
+    sources.append(ROOT / "pool" / "kvpool" / "api" / "metrics.py")
     if not all(path.exists() for path in sources):
         pytest.skip("no metrics of the operator and the daemons yet")
     found: set[str] = set()
