@@ -87,8 +87,9 @@ def status(pool: PoolObject, seen: Observed, before: Mapping[str, Any], now: str
         "blocks": sum(tier["blocks"] for tier in tiers),
         "lookups": lookups,
         "hits": hits,
-        "misses": _misses(nodes),
     }
+    if misses := _misses(nodes):  # applied as {}, it would become null when the last entry goes
+        made["misses"] = misses
     if lookups:
         made["hitRate"] = percent(hits, lookups)
     return made

@@ -238,3 +238,10 @@ def test_board_tells_what_changed_and_who_is_silent() -> None:
     assert "not been heard of" in health(board)
     board.beat()
     assert health(board) == ""
+
+
+def test_map_that_is_empty_is_left_out() -> None:
+    """Applied as {} after it had entries it becomes null, and the schema refuses the whole status."""
+    told = status(replace(TRUTH, own={}, report={**TRUTH.report, "skipped_tiers": {}}))
+    assert "misses" not in told
+    assert "skippedTiers" not in told

@@ -50,7 +50,10 @@ def node_status(
         "removed": truth.removed,
         "conditions": _conditions(truth, (before or {}).get("conditions") or (), now),
         **_numbers(truth),
-        "skippedTiers": {name: _text(why) for name, why in truth.report.get("skipped_tiers", {}).items()},
+        **_unless_empty(
+            "skippedTiers",
+            {name: _text(why) for name, why in truth.report.get("skipped_tiers", {}).items()},
+        ),
         "events": _events(truth.report),
         "problems": [_text(p) for p in (*truth.problems, *truth.report.get("problems", ()))][:PROBLEMS_MAX],
     }
@@ -70,8 +73,16 @@ def _numbers(truth: Truth) -> dict[str, Any]:
         "tiers": tiers,
         "lookups": sum(tier["lookups"] for tier in tiers),
         "hits": sum(tier["hits"] for tier in tiers),
-        "misses": dict(sorted(misses.items())),
+        **_unless_empty("misses", dict(sorted(misses.items()))),
     }
+
+
+def _unless_empty(name: str, entries: dict[str, Any]) -> dict[str, Any]:
+    """A map that has lost its last entry is left out.
+
+    Applied as {}, it becomes null in the apiserver's merge, and the schema refuses the whole status.
+    """
+    return {name: entries} if entries else {}
 
 
 def _tier(tier: Mapping[str, Any], truth: Truth) -> dict[str, Any]:
