@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kube import Kube, Object, wait_for
-from pools import API_VERSION, dram
+from pools import API_VERSION, CHILDREN, NAMESPACE_LABEL, dram
 from release import NAMESPACE, OPERATOR, SYSTEM, Facts, wait_operator
 
 NOWHERE = {"e2e.kvpool.dev/none": "yes"}
@@ -43,16 +43,15 @@ def delete_all(kube: Kube, prefix: str) -> None:
     kube.kubectl(
         "delete", "kvpools.kvpool.dev", "-n", NAMESPACE, "-l", f"e2e={prefix}", "--timeout=90s", seconds=120
     )
-    left = [
-        ds["metadata"]["name"] for ds in kube.all("ds", NAMESPACE) if f"-{prefix}-" in ds["metadata"]["name"]
-    ]
-    wait_for(
-        "their DaemonSets are collected",
-        60,
-        lambda: not [d for d in kube.all("ds", NAMESPACE) if d["metadata"]["name"] in left],
-    )
-    volumes = [v["metadata"]["name"] for v in kube.all("pv") if f"-{prefix}-" in v["metadata"]["name"]]
-    assert not volumes
+    selector = f"{NAMESPACE_LABEL}={NAMESPACE}"
+
+    def gone() -> bool:
+        left = [b["metadata"]["name"] for b in kube.all(CHILDREN, selector=selector)]
+        left = [name for name in left if f"-{prefix}-" in name]
+        assert not left, f"{len(left)} are still there: {left[:5]}"
+        return True
+
+    wait_for("nothing of them is left", 60, gone)
 
 
 def test_50_pools_come_and_go(kube: Kube, release: str, facts: Facts) -> None:
