@@ -31,6 +31,7 @@ class FakeCluster:
         self.tokens: dict[str, Object] = {}
         self.rights: set[tuple[str, str]] = set()  # user, namespace ("" for all)
         self.reviews = 0
+        self._told: list[tuple[int, str, Object]] = []
         self._streams: set[tuple[str, asyncio.Queue[Object | None]]] = set()
         self.port = 0
 
@@ -67,7 +68,7 @@ class FakeCluster:
     def delete(self, plural: str, namespace: str, name: str, *, silently: bool = False) -> None:
         self.version += 1
         body = self.objects[plural].pop((namespace, name))
-        body["metadata"]["resourceVersion"] = str(self.version)
+        body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
         if not silently:
             self._tell(plural, {"type": "DELETED", "object": body})
 
@@ -82,6 +83,8 @@ class FakeCluster:
             queue.put_nowait(None)
 
     def _tell(self, plural: str, event: Object) -> None:
+        if event["type"] != "ERROR":
+            self._told.append((self.version, plural, event))
         for kind, queue in self._streams:
             if kind == plural:
                 queue.put_nowait(event)
@@ -108,15 +111,15 @@ class FakeCluster:
         if self.expired == plural:
             self.expired = ""
             return web.json_response({"kind": "Status", "code": 410, "message": "too old"}, status=410)
-        queue: asyncio.Queue[Object | None] = asyncio.Queue()
-        entry = plural, queue
-        self._streams.add(entry)
         response = web.StreamResponse()
         await response.prepare(request)
+        queue: asyncio.Queue[Object | None] = asyncio.Queue()
+        entry = plural, queue
         since = int(request.query["resourceVersion"])
-        for body in self.objects[plural].values():
-            if int(body["metadata"]["resourceVersion"]) > since:
-                queue.put_nowait({"type": "MODIFIED", "object": body})
+        for version, kind, event in self._told:  # what happened after the list, deletions too
+            if kind == plural and version > since:
+                queue.put_nowait(event)
+        self._streams.add(entry)
         try:
             while (event := await queue.get()) is not None:
                 await response.write(json.dumps(event).encode() + b"\n")
