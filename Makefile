@@ -129,6 +129,7 @@ bench: $(VENV)/.installed ## load, store and lookup against memcpy of the same b
 
 bench-api: $(VENV)/.installed ## the status API with 1,000 pools and 5,000 nodes, 200 requests a second, 500 event streams
 	@$(BIN)/python tests/bench/status_api.py
+	@$(BIN)/python tests/bench/status_cluster.py
 
 # The long form of the generated requests; the short one is part of make test.
 test-api: export KVPOOL_API_EXAMPLES ?= 200
