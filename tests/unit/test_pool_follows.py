@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from children import until
 from kvpool import KeyBatch, Pool, paths
 from kvpool.provision import provision
 from kvpool.region import Region
@@ -140,7 +141,7 @@ def test_calls_that_run_meanwhile_end_as_they_began(place: Path) -> None:
             thread.start()
         for names in (["b"], ["a", "b"], ["b"], ["a", "b"]):
             declare(place, *names)
-            assert look(pool) == names
+            until(lambda names=names: look(pool) == names)  # another thread may be looking just now
         ending.set()
         for thread in threads:
             thread.join()

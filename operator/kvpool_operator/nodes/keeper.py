@@ -71,6 +71,7 @@ class Keeper:
         # While a daemon runs:
         self._served: Assignment | None = None
         self._told: dict[str, Any] | None = None
+        self._tried: Assignment | None = None  # the last change, which may have failed
         self._change_due = 0.0
         self._adopt_due = 0.0
         self._again_due = 0.0
@@ -198,7 +199,9 @@ class Keeper:
             self._problems.pop("assignment", None)
         # Optional tiers that could not be had are tried again: a device may come, space may become free.
         again = bool(daemon.skipped) and now >= self._again_due
-        if (wanted != served or again) and now >= self._change_due:
+        # What failed is tried again after a while, another wish at once.
+        if (wanted != served or again) and (now >= self._change_due or wanted != self._tried):
+            self._tried = wanted
             self._again_due = now + AGAIN_S
             self._change(daemon, wanted)
         self._admit(daemon)
