@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kube import Kube, Object, ready, wait_for
+from kube import Kube, KubeError, Object, ready, wait_for
 
 HERE = Path(__file__).resolve().parent
 API_VERSION = "kvpool.dev/v1alpha1"
@@ -53,8 +53,12 @@ class KVPool:
         return {"apiVersion": API_VERSION, "kind": "KVPool", "metadata": metadata, "spec": self.spec}
 
     def apply(self, **changes: Any) -> None:
-        self.spec = {**self.spec, **changes}
-        self.kube.apply(self.body())
+        before, self.spec = self.spec, {**self.spec, **changes}
+        try:
+            self.kube.apply(self.body())
+        except KubeError:
+            self.spec = before
+            raise
 
     def set_tier(self, name: str, **changes: Any) -> None:
         self.apply(tiers=[{**t, **changes} if t["name"] == name else t for t in self.spec["tiers"]])

@@ -37,11 +37,25 @@ def remove(pool: KVPool, kind: str) -> str:
     return str(metadata["uid"])
 
 
-@pytest.mark.parametrize("kind", ["ds", "cm", "svc", "networkpolicy", "role", "rolebinding", "sa"])
+@pytest.mark.parametrize("kind", ["ds", "cm", "svc", "networkpolicy", "role", "rolebinding"])
 def test_deleted_child_comes_back(main_pool: KVPool, kind: str) -> None:
     before = remove(main_pool, kind)
     wait_for(f"{kind} is made anew", SETTLE_S, lambda: main_pool.child(kind)["metadata"]["uid"] != before)
-    main_pool.wait_settled(START_S if kind in ("ds", "sa") else SETTLE_S, nodes=2)
+    main_pool.wait_settled(START_S if kind == "ds" else SETTLE_S, nodes=2)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="daemons keep the token of the account that was deleted, and report nothing"
+)
+def test_deleted_account_comes_back_and_daemons_report(main_pool: KVPool, clients: list[Client]) -> None:
+    before = remove(main_pool, "sa")
+    try:
+        wait_for("sa is made anew", SETTLE_S, lambda: main_pool.child("sa")["metadata"]["uid"] != before)
+        must_be_well(main_pool, clients)
+    finally:
+        for pod in main_pool.daemons():
+            main_pool.kube.delete("pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
+        main_pool.wait_settled(START_S, nodes=2)
 
 
 def test_edited_child_is_put_right(main_pool: KVPool, clients: list[Client], kube: Kube) -> None:
@@ -123,8 +137,8 @@ def _wait_capacity(pool: KVPool, tier: str, wanted: int) -> None:
 
 
 def test_tier_is_added_and_removed(main_pool: KVPool, clients: list[Client], target: Target) -> None:
-    tiers = main_pool.spec["tiers"]
-    main_pool.apply(tiers=[*tiers, dram("second", "32Mi")])
+    first, last = tiers = main_pool.spec["tiers"]
+    main_pool.apply(tiers=[first, dram("second", "32Mi"), last])
     main_pool.wait_settled(START_S, nodes=2)
     assert main_pool.tier("second")["capacityBytes"] > 0
     for client in clients:
