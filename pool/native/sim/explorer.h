@@ -28,7 +28,7 @@ class Explorer : public Adversary, public Listener {
     sim.medium.listener = this;
     sim.medium.fingerprinted = true;
     sim.pushes_are_steps = false;
-    depth_ = 0, p_left_ = bound_.preemptions, e_left_ = bound_.events;
+    depth_ = 0, picked_ = 0, p_left_ = bound_.preemptions, e_left_ = bound_.events;
     ++runs;
   }
   // The next run's choices. False: all have been tried.
@@ -98,8 +98,12 @@ class Explorer : public Adversary, public Listener {
     }
   }
   void stalls(const Stall&) override {}   // a process that is not chosen for long is one
-  uint32_t below(uint32_t n) override { return choose(n, Cost::Nothing); }
-  bool worth_checking() override { return seen_ends_.insert({sim_->fingerprint(), true}).second; }
+  uint32_t below(uint32_t n) override {
+    const uint32_t k = choose(n, Cost::Nothing);
+    picked_ = picked_ * 64 + k + 1;   // part of the state: what the scenario does later may depend on it
+    return k;
+  }
+  bool worth_checking() override { return seen_ends_.insert({fingerprint(), true}).second; }
 
   void before(uint32_t process, LineIndex line, Use what) override {
     if (sim_->quiet()) return;
@@ -210,7 +214,7 @@ class Explorer : public Adversary, public Listener {
       pay(path_[depth_]);
       return path_[depth_++].chosen;
     }
-    const uint64_t parts[3] = {sim_->fingerprint(), static_cast<uint64_t>(sim_->now()) << 8 | static_cast<uint64_t>(cost), n};
+    const uint64_t parts[3] = {fingerprint(), static_cast<uint64_t>(sim_->now()) << 8 | static_cast<uint64_t>(cost), n};
     uint64_t& seen = seen_[line_checksum(parts, sizeof parts, 3)];
     if ((seen >> (p_left_ * 8 + e_left_) & 1) != 0) {
       sim_->abandon();
@@ -222,6 +226,7 @@ class Explorer : public Adversary, public Listener {
     ++depth_;
     return 0;
   }
+  uint64_t fingerprint() const { return sim_->fingerprint() + picked_ * 0x9e3779b97f4a7c15ULL; }
   void use(uint32_t process, LineIndex line, bool writes) {
     LineUse& u = learnt_[line];
     (writes ? u.writers : u.readers) |= 1ULL << process;
@@ -238,6 +243,7 @@ class Explorer : public Adversary, public Listener {
   Simulation* sim_ = nullptr;
   std::vector<Point> path_;
   size_t depth_ = 0;
+  uint64_t picked_ = 0;   // what the scenario was given to choose in this run
   uint32_t p_left_ = 0, e_left_ = 0;
   std::unordered_map<LineIndex, LineUse> uses_, learnt_;   // in this pass; for the next one
   std::unordered_map<uint64_t, uint64_t> seen_;            // state -> which bounds were left when it was gone into
