@@ -164,10 +164,9 @@ void log_take_over(Attached<M>& a, const ShardMap& s) {
   for (uint64_t i = 0; i < ring; ++i) m.store_word(s.log_record(i), LogRecord::make(lap, LogHint::Rescan, SlotId{}).raw);
   KVP_STEP("adopt.log.refill");
   m.write_back(s.log_record(0), ring * 8);
-  m.store_fence();
-  m.store_word(s.log_tail(), lap * ring);   // first position of the lap after it
+  m.store_word(s.log_tail(), lap * ring);   // first position of the lap after it; whoever sees it before the ring walks once more
   m.write_back(s.log_tail(), 8);
-  m.store_fence();
+  m.store_fence();   // also behind all that the caller has written back: appends come after it
 }
 
 }   // namespace kvp

@@ -33,7 +33,7 @@ void settle_extent(Attached<M>& a, const ShardMap& s, uint32_t extent, SlotWord 
   if (empty) store_cut(a, s, extent, 0);
   const SlotWord settled = empty ? word.next(SlotState::Free, 0, 0) : word.next(SlotState::Stable, a.participant, a.generation);
   a.mem.cas_word(at, word.raw, settled.raw);
-  a.mem.write_back(at, kLineBytes);
+  if (empty) a.mem.write_back(s.extent(extent), s.superblock().slots_per_extent * kLineBytes);   // nobody looks there from now on
 }
 
 // Namespace rows and extents of an adopted shard that somebody was in the middle of writing: nobody is any more.
@@ -90,9 +90,7 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
       m.store_fence();   // only then FREE: else the medium may still say STABLE
       KVP_STEP("reap.before_free");
       if (!m.without("reap.free") && m.cas_word(at, word.raw, word.next(SlotState::Free, 0, 0).raw)) ++r.freed;
-      m.write_back(at, 8);
     } else if (word.state() == SlotState::Stable) {
-      m.write_back(at, kLineBytes);
       Directory<M>(a, s).prefetch(a.load_header(s, slot).key());
       if (seen >= kAhead) ensure_published(waiting[seen % kAhead]);
       waiting[seen++ % kAhead] = {slot, word};
@@ -123,7 +121,6 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   const Offset claim = a.home().claim(s.host());
   store_claim(a, claim, epoch);   // adopt.claim, in the claimer's own shard
   m.write_back(claim, kLineBytes);
-  m.full_fence();
   KVP_STEP("adopt.claimed");
   m.invalidate(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
   m.full_fence();
@@ -137,7 +134,6 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
     }
     if (word.state() == SlotState::Free || m.without("adopt.free")) return;
     m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
-    m.write_back(s.slot_header(slot), 8);
     ++r.freed;
   });
   KVP_STEP("adopt.freed");
@@ -147,12 +143,9 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
     if (header.word().state() == SlotState::Stable && !m.without("adopt.republish") && republish(a, s, slot, header)) ++r.republished;
   });
   write_back_directory(a, s);
-  m.store_fence();
-  if (!m.without("adopt.log")) log_take_over(a, s);
-  m.store_fence();
-  store_settled(a, claim, epoch);   // adopt.settled: only now may our writers start
-  m.write_back(claim, kLineBytes);
-  m.store_fence();
+  if (!m.without("adopt.log")) log_take_over(a, s);   // ends with a fence for all of it
+  store_settled(a, claim, epoch);                     // adopt.settled: only now may our writers start
+  m.write_back(claim, kLineBytes);                    // for the reports of other hosts
   KVP_STEP("adopt.done");
   return r;
 }
@@ -199,10 +192,11 @@ bool audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s, AuditPr
       from_medium(s.payload(slot, slot_bytes), header.h.length_bytes);
       bytes_read += header.h.length_bytes;
     }
-    if (namespaces.sound(s, slot, header) == 0 && !m.without("audit.sound")) {
-      if (!m.cas_word(s.slot_header(slot), word.raw, word.next(SlotState::Free, 0, 0).raw)) continue;   // somebody of our host was faster
-      m.write_back(s.slot_header(slot), 8);
+    if (word.state() != SlotState::Stable) {   // by the late owner, so nobody else changes it
+      m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
       ++p.done.freed;
+    } else if (namespaces.sound(s, slot, header) == 0 && !m.without("audit.sound")) {
+      p.done.freed += evict_to_free(a, s, slot, word);   // unless somebody of our host was faster
     } else {
       ++p.done.kept;
       if (!m.without("audit.republish") && republish(a, s, slot, header)) ++p.done.republished;
@@ -210,7 +204,6 @@ bool audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s, AuditPr
   }
   if (p.next < s.slots()) return false;
   write_back_directory(a, s);
-  m.store_fence();
   log_take_over(a, s);   // a late write may have set tail and ring back
   return true;
 }

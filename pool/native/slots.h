@@ -85,8 +85,7 @@ template <Memory M>
 bool evict_to_free(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stable) {
   Claim c;
   if (!take_victim(a, s, slot, stable, c)) return false;
-  release(a, s, c);
-  a.mem.store_fence();
+  release(a, s, c);   // no fence: who follows the record too early finds WRITING, which is gone as well
   log_append(a, s, LogHint::Evicted, slot);
   return true;
 }
@@ -215,7 +214,7 @@ class Slots {
     for (size_t i = 0; !changed && i < scratch_.size(); ++i)
       changed = scratch_[i].index != c.extents[i].index || scratch_[i].word != c.extents[i].word;
     if (!changed) return false;
-    for (const Extent& e : scratch_) m_.write_back(s_.extent_descriptor(e.index), kLineBytes);   // vouched for: who cut it may not be done yet
+    for (const Extent& e : scratch_) m_.write_back(s_.extent_descriptor(e.index), kLineBytes);   // also for who cut it and is not done yet
     c.extents.swap(scratch_);
     c.victims.clear();
     c.scan_budget = kScanLong;
@@ -278,9 +277,7 @@ class Slots {
     const SlotWord stable = a_.stable(mine);
     m_.store_word(at, stable.raw);
     KVP_STEP("extent.assigned");
-    m_.write_back(at, kLineBytes);
-    m_.store_fence();
-    refresh(c);
+    refresh(c);   // writes it back; the fence of a block's payload comes before anybody is told of the block
     for (uint32_t i = 0; i < c.extents.size(); ++i)
       if (c.extents[i].index == e) c.cursor_extent = i, c.cursor_slot = 0;
   }
@@ -362,21 +359,20 @@ class Slots {
   }
 
   // All slots of the extent become WRITING by us (as PROTOCOL 6.1 does for a loan), then it serves another size. Gives up, and puts everything
-  // back, when a slot is being written by somebody else for longer than we want to wait.
+  // back, when a slot is being written by somebody else for longer than we want to wait. Needs no fences of its own: each eviction has one, and
+  // who still reads the old cut in the medium looks at slots that hold nothing.
   bool recut(SlotClass& c, uint32_t e) {
     const Offset at = s_.extent_descriptor(e);
     const SlotWord before{m_.load_word(at)};
     const SlotWord mine = a_.writing(before);
     if (before.state() != SlotState::Stable || !m_.cas_word(at, before.raw, mine.raw)) return false;
     KVP_STEP("extent.recut.claim");
-    m_.write_back(at, 8);
     const uint32_t slots = s_.superblock().slots_per_extent;
     // Nobody starts to fill a slot here any more, so those that are being filled become fewer. Nothing is evicted before it is clear that they end.
     uint32_t settled = 0;
     while (settled < slots && (wait_for_writer(SlotId::make(e, settled)) || m_.without("recut.wait"))) ++settled;
     uint32_t taken = 0;   // the slots before it are ours; a slot that another thread of this process is filling is not
     while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
-    m_.store_fence();
     for (uint32_t i = 0; i < taken; ++i) {
       const SlotId slot = SlotId::make(e, i);
       release(a_, s_, {slot, a_.word_of(s_, slot)});
@@ -384,10 +380,8 @@ class Slots {
     if (taken < slots) {
       m_.store_word(at, mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
       m_.write_back(at, 8);
-      m_.store_fence();
       return false;
     }
-    m_.store_fence();
     publish_extent(c, e, mine);
     log_append(a_, s_, LogHint::Rescan, SlotId{});
     return true;

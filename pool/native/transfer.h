@@ -130,8 +130,7 @@ class Namespaces {
           a_.mem.store_word(at + k * 8ULL, value);
         }
         KVP_STEP("namespace.stable");
-        a_.mem.write_back(at, sizeof row);
-        a_.mem.store_fence();
+        a_.mem.write_back(at, sizeof row);   // no fence: that of a block's payload comes before anybody is told of the block
         index = static_cast<uint16_t>(i);
         return Outcome::Ok;
       }

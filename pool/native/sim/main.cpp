@@ -23,7 +23,7 @@ constexpr const char* kUsage =
     "                                                      every schedule up to that bound, of a small configuration\n"
     "  kvpool_sim --places [--scenario NAME]               what can be left out: accesses and checks of the protocol\n"
     "  kvpool_sim ... --mutant PLACE [--mutant PLACE]      without it (them)\n"
-    "  kvpool_sim --mutants [--part I/N] [--schedules N] [--runs MAX] [--among FILE] [--briefly FILE]\n"
+    "  kvpool_sim --mutants [--scenario NAME] [--part I/N] [--schedules N] [--runs MAX] [--among FILE] [--briefly FILE]\n"
     "                                                      leaves out each place in turn: which scenario notices, after how many schedules;\n"
     "                                                      only those that a file names, a line each; those that it names with less effort\n"
     "\n"
@@ -135,6 +135,8 @@ int explore_one(const Options& o, const Mutant& mutant) {
   wrong("there is no such scenario; see --list");
 }
 
+bool plays(const Options& o, const Scenario& s) { return o.scenario == nullptr || std::strcmp(o.scenario, s.name) == 0; }
+
 // One line a mutant: PLACE <tab> caught <tab> scenario <tab> how <tab> schedules <tab> what was seen. Or: PLACE <tab> survives.
 int leave_out_each(const Options& o) {
   const std::vector<std::vector<bool>> passed = places_of_scenarios();
@@ -155,7 +157,7 @@ int leave_out_each(const Options& o) {
     const auto at_random = [&](uint64_t from, uint64_t count) {
       for (size_t k = 0; caught.empty() && k < scenarios().size(); ++k) {
         const Scenario& s = scenarios()[k];
-        if (passed[k].size() <= place || !passed[k][place]) continue;
+        if (!plays(o, s) || passed[k].size() <= place || !passed[k][place]) continue;
         Totals t;
         const Result r = run_random(s, from, count, {{place, ~0u}}, false, false, t);
         if (!r.violation.empty()) caught = std::string(s.name) + "\trandom\t" + std::to_string(r.seed) + "\t" + r.violation;
@@ -166,7 +168,7 @@ int leave_out_each(const Options& o) {
     if (!brief) at_random(101, 300);
     for (size_t k = 0; caught.empty() && runs != 0 && k < scenarios().size(); ++k) {
       const Scenario& s = scenarios()[k];
-      if (passed[k].size() <= place || !passed[k][place]) continue;
+      if (!plays(o, s) || passed[k].size() <= place || !passed[k][place]) continue;
       for (const Bound bound : s.quick) {
         Totals t;
         if (learnt[k] == nullptr) {

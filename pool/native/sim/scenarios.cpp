@@ -1,40 +1,9 @@
 #include "sim/scenarios.h"
 
+#include "sim/parts.h"
+
 namespace kvp::sim {
 namespace {
-
-// Blocks 0.. in the first slots, and every actor has looked at them: their caches hold lines that will be stale.
-void fill(World& w, Actor& writer, uint32_t blocks, std::initializer_list<Actor*> lookers) {
-  w.quietly(writer, [&] {
-    for (uint32_t k = 0; k < blocks; ++k) w.store(writer, k);
-  });
-  w.sim.settle();
-  w.first_words.clear();
-  for (uint32_t i = 0; i < w.options.slots; ++i) w.first_words.push_back({w.sim.medium.word(writer.a->home().slot_header(SlotId::make(0, i)))});
-  for (Actor* looker : lookers)
-    w.quietly(*looker, [&] {
-      for (uint32_t k = 0; k < w.options.keys; ++k) w.load(*looker, k);
-    });
-}
-
-// In the small form: just these keys. Blocks of another size have keys of their own: a real key says the size, too.
-void start_writer(World& w, Actor& actor, std::vector<uint32_t> small, uint32_t stores, uint64_t block_bytes = kBlockBytes) {
-  w.start(actor, [&w, &actor, small, stores, block_bytes] {
-    for (uint32_t i = 0; i < (w.small ? small.size() : stores); ++i) {
-      const uint32_t key = w.small ? small[i] : w.any_key();
-      w.store(actor, block_bytes == kBlockBytes ? key : key + w.options.keys, block_bytes);
-    }
-  });
-}
-void start_reader(World& w, Actor& actor, std::vector<uint32_t> small, uint32_t loads, std::function<bool()> when = {}) {
-  w.start(
-      actor,
-      [&w, &actor, small, loads] {
-        for (uint32_t i = 0; i < (w.small ? small.size() : loads); ++i)
-          w.load(actor, w.small ? small[i] : w.below(5) == 0 ? w.options.keys + w.any_key() : w.any_key());
-      },
-      std::move(when));
-}
 
 void evict(World& w) {
   Actor &first = w.join(0, 0), &second = w.join(0, 1), &far = w.join(1, 0);
@@ -294,30 +263,6 @@ void two_adopters(World& w) {
   w.check();
 }
 
-// The zombie finds that it is fenced, flushes and acknowledges; as soon as that is in the medium, the new owner audits.
-void acknowledge_and_audit(World& w, Actor& zombie, Actor& adopter) {
-  bool stopped = false;
-  const Offset acknowledged = ShardMap(w.sb, HostIndex{0}).acknowledgement(HostIndex{0});
-  w.start(zombie, [&] {
-    // First what a slow process of its host had in mind long ago: victims that are others by now. A failing compare-and-swap writes, too.
-    for (uint32_t i = 0; i < w.options.slots; ++i) evict_to_free(*zombie.a, zombie.a->home(), SlotId::make(0, i), w.first_words[i]);
-    stopped = w.store(zombie, w.options.keys) == Outcome::Fenced;   // a key that nobody has stored
-    acknowledge(*zombie.a, zombie.a->home(), 1);
-  });
-  w.start(
-      adopter,
-      [&] {
-        w.no_late_lines(0);
-        audit(*adopter.a, adopter.t->namespaces(), adopter.a->shard(HostIndex{0}));
-      },
-      [&w, acknowledged] { return w.sim.medium.word(acknowledged) == 1; });
-  w.run();
-  w.sim.settle();
-  if (!stopped) w.sim.fail("the zombie stored a block after it was fenced");
-  if (w.sim.medium.word(acknowledged) != 1) w.sim.fail("the acknowledgement never comes to the medium");
-  w.run();
-}
-
 // The owner is only slow: it is woken after another host has adopted its shard. Content must be right all the while (the checksum sees to it),
 // the zombie must stop by itself, and after its acknowledgement and an audit every block is found again.
 void zombie(World& w) {
@@ -414,28 +359,32 @@ void damage(World& w) {
 }   // namespace
 
 const std::vector<Scenario>& scenarios() {
-  static const std::vector<Scenario> all = {
-      {"evict", "every store evicts; readers on both hosts", evict, {}, {2, 1, 3}, {{2, 2}}},
-      {"probe", "a reader that probes the shard itself", probe, {2, 6, 8, 64}, {2, 1, 3}, {{2, 2}}},
-      {"writers", "two processes store at once, the same key too", writers, {2, 2, 3}, {2, 2, 2}, {{1, 1}, {2, 1}}},
-      {"overflow", "more blocks than entries in a bucket", overflow, {2, 12, 12, 64}, {2, 12, 12, 64}, {{1, 1}}},
-      {"sizes", "two block sizes take one extent from each other", sizes, {2, 4, 4}, {2, 2, 3}, {{1, 1}}},
-      {"namespaces", "two processes add a namespace at once", namespaces, {2, 2, 3}, {2, 2, 2}, {{1, 0}, {0, 1}}},
-      {"keeper", "somebody frees slots while others take them", keeper, {}, {2, 2, 3}, {{1, 1}}},
-      {"log", "a follower of the change log is overtaken", log_wraps, {2, 2, 3, 16}, {2, 2, 9, 16}, {{1, 1}}},
-      {"crash", "a writer dies anywhere, a reaper cleans up", crash, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
-      {"reap", "a third process stores into the slot that a reaper frees", reap_beside, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {2, 0}}},
-      {"deaths", "two die, one perhaps as it reaps the other; the entry is used again", deaths, {}, {2, 2, 3}},
-      {"first", "a writer dies as it adds a namespace or cuts the first extent", namespace_crash, {}, {2, 2, 2}, {{1, 0}}},
-      {"recut", "a writer dies as it cuts an extent anew", sizes_crash, {2, 4, 4}, {2, 2, 3}, {{1, 0}, {0, 1}}},
-      {"adopt", "a host dies, another one adopts its shard", adopt_shard, {3, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
-      {"fresh", "a host dies as its processes begin to use their shard", adopt_fresh, {3, 2, 2}, {2, 2, 2}, {{1, 0}, {0, 1}}},
-      {"adopters", "two hosts adopt one shard", two_adopters, {3, 2, 3}, {3, 1, 2}, {{2, 2}}},
-      {"zombie", "a host is only slow: it wakes after its shard was adopted", zombie, {3, 2, 3}, {2, 1, 3}, {{1, 1}}},
-      {"back", "a shard goes to another host and back; an audit beside writers", back_again, {2, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
-      {"present", "a block is found present while its writer, and their host, die", present, {2, 3, 3}, {2, 2, 2}, {{1, 0}, {0, 1}}},
-      {"damage", "bits flip, lines are poisoned, write-backs are lost", damage, {2, 3, 4}, {}, {}, {40, 300, 20}},
-  };
+  static const std::vector<Scenario> all = [] {
+    std::vector<Scenario> list = {
+        {"evict", "every store evicts; readers on both hosts", evict, {}, {2, 1, 3}, {{2, 2}}},
+        {"probe", "a reader that probes the shard itself", probe, {2, 6, 8, 64}, {2, 1, 3}, {{2, 2}}},
+        {"writers", "two processes store at once, the same key too", writers, {2, 2, 3}, {2, 2, 2}, {{1, 1}, {2, 1}}},
+        {"overflow", "more blocks than entries in a bucket", overflow, {2, 12, 12, 64}, {2, 12, 12, 64}, {{1, 1}}},
+        {"sizes", "two block sizes take one extent from each other", sizes, {2, 4, 4}, {2, 2, 3}, {{1, 1}}},
+        {"namespaces", "two processes add a namespace at once", namespaces, {2, 2, 3}, {2, 2, 2}, {{1, 0}, {0, 1}}},
+        {"keeper", "somebody frees slots while others take them", keeper, {}, {2, 2, 3}, {{1, 1}}},
+        {"log", "a follower of the change log is overtaken", log_wraps, {2, 2, 3, 16}, {2, 2, 9, 16}, {{1, 1}}},
+        {"crash", "a writer dies anywhere, a reaper cleans up", crash, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
+        {"reap", "a third process stores into the slot that a reaper frees", reap_beside, {2, 1, 3}, {2, 1, 3}, {{1, 0}, {2, 0}}},
+        {"deaths", "two die, one perhaps as it reaps the other; the entry is used again", deaths, {}, {2, 2, 3}},
+        {"first", "a writer dies as it adds a namespace or cuts the first extent", namespace_crash, {}, {2, 2, 2}, {{1, 0}}},
+        {"recut", "a writer dies as it cuts an extent anew", sizes_crash, {2, 4, 4}, {2, 2, 3}, {{1, 0}, {0, 1}}},
+        {"adopt", "a host dies, another one adopts its shard", adopt_shard, {3, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
+        {"fresh", "a host dies as its processes begin to use their shard", adopt_fresh, {3, 2, 2}, {2, 2, 2}, {{1, 0}, {0, 1}}},
+        {"adopters", "two hosts adopt one shard", two_adopters, {3, 2, 3}, {3, 1, 2}, {{2, 2}}},
+        {"zombie", "a host is only slow: it wakes after its shard was adopted", zombie, {3, 2, 3}, {2, 1, 3}, {{1, 1}}},
+        {"back", "a shard goes to another host and back; an audit beside writers", back_again, {2, 2, 3}, {2, 1, 3}, {{1, 0}, {0, 1}}},
+        {"present", "a block is found present while its writer, and their host, die", present, {2, 3, 3}, {2, 2, 2}, {{1, 0}, {0, 1}}},
+        {"damage", "bits flip, lines are poisoned, write-backs are lost", damage, {2, 3, 4}, {}, {}, {40, 300, 20}},
+    };
+    for (const Scenario& s : directed_scenarios()) list.push_back(s);
+    return list;
+  }();
   return all;
 }
 

@@ -20,5 +20,6 @@ struct Scenario {
 };
 
 const std::vector<Scenario>& scenarios();
+std::vector<Scenario> directed_scenarios();   // part of them
 
 }   // namespace kvp::sim

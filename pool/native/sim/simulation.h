@@ -120,6 +120,16 @@ class Simulation {
     quiet_ = false;
     if (abandoned_) throw Abandoned{};
   }
+  // As before, up to a step of the protocol (KVP_STEP): there it dies, or is stopped until `pause(process, false)`.
+  void run_quietly_to(uint32_t process, const char* step, bool dies, std::function<void()> body) {
+    stops_ = {this, step, dies};
+    g_step_hook = [](const char* name) {
+      if (std::strcmp(name, stops_.step) == 0) stops_.simulation->stop_here();
+    };
+    run_quietly(process, std::move(body));
+    const bool came = g_step_hook.exchange(nullptr) == nullptr;
+    if (!came && mutants[0] == ~0u) fail(std::string("the scenario's process never came to ") + step);
+  }
   // All that is under way arrives.
   void settle() {
     quiet_ = true;
@@ -198,6 +208,14 @@ class Simulation {
     bool can_go() const { return state != State::Idle && !dead && !paused && (!when || when()); }
   };
 
+  void stop_here() {
+    g_step_hook = nullptr;
+    Process& me = *processes_[now_];
+    medium.full_fence(me.id);   // what it has retired arrives
+    (stops_.dies ? me.dead : me.paused) = true;
+    hand_over(me, kNone);
+    if (over_ || abandoned_) throw Stuck{};
+  }
   void hand_over(Process& me, uint32_t who) {
     handed_to_ = who;
     me.fiber.leave();
@@ -221,6 +239,13 @@ class Simulation {
     }
     p->state = State::Idle;
   }
+
+  struct Stops {
+    Simulation* simulation;
+    const char* step;
+    bool dies;
+  };
+  static inline Stops stops_{};   // a step hook has no context
 
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<uint32_t> ready_;

@@ -2,10 +2,11 @@
 //
 //   no wrong load       a hit has the content of its key
 //   told, then found    a block whose store was answered with stored or present is found by every lookup that begins later, on any host, until
-//                       somebody takes its slot
+//                       somebody takes its slot (one that is present: by who looks into the buckets; followers of the log hear of it later)
 //   one writer a slot   nobody takes a slot from a living process of the owner's host that is writing it
 //   one writer a line   only the host that owns a line writes it (unless the scenario has two owners)
 //   nothing is lost     in the end no slot, extent or namespace row is still being written, and every block in a slot is found on every host
+//   nothing is kept     in the end no line of a shard says anything in its owner's cache that it does not say in the medium
 //   answers come        a load, a lookup and a store need no more than so many accesses of their own, whatever the others do
 #pragma once
 #include <string>
@@ -108,6 +109,10 @@ class World {
     sim.start(actor.process, std::move(body), std::move(when));
   }
   void quietly(Actor& actor, std::function<void()> body) { sim.run_quietly(actor.process, std::move(body)); }
+  // Alone, up to a step of the protocol: there it is stopped until it is woken, or dies.
+  void stop_at(Actor& actor, const char* step, std::function<void()> body) { sim.run_quietly_to(actor.process, step, false, std::move(body)); }
+  void die_at(Actor& actor, const char* step, std::function<void()> body) { sim.run_quietly_to(actor.process, step, true, std::move(body)); }
+  void wake(const Actor& actor) { sim.pause(actor.process, false); }
   bool gone(const Actor& actor) const { return sim.dead(actor.process) || sim.finished(actor.process); }
   bool dead(const Actor& actor) const { return sim.dead(actor.process); }
   void run() { sim.run(kSteps); }
@@ -126,7 +131,7 @@ class World {
     Outcome code = Outcome::TierError;
     Found f;
     const uint64_t before = begin(actor);
-    const std::vector<Told> known = told_of(k, actor.host != 0);
+    const std::vector<Told> known = told_of(k, actor.host != 0 && actor.replicates);
     const bool medium_works = actor.a->mem.guarded([&] {
       t.refresh();
       t.lookup_group(&k, 1, &code, &f);
@@ -143,7 +148,7 @@ class World {
     ended("load", actor, before, options.load_accesses_max, totals.longest_load);
     ++totals.loads, totals.hits += code == Outcome::Ok;
     if (code != Outcome::Ok && strict)
-      for (const Told& one : told_of(k, actor.host != 0))
+      for (const Told& one : told_of(k, actor.host != 0 && actor.replicates))
         for (const Told& then : known)
           if (one == then &&
               (code != Outcome::ChangedWhileReading || actor.a->shard(f.shard).slot_header(f.slot) == one.at))   // else it was another copy
@@ -166,6 +171,25 @@ class World {
       evict_to_free(a, a.home(), slot, word);
       return;
     }
+  }
+  SlotId slot_of(uint32_t key) const {   // of a block that is in the medium
+    const ShardMap s(sb, HostIndex{0});
+    for (uint32_t i = 0; i < options.slots; ++i)
+      if (sim.medium.word(s.slot_header(SlotId::make(0, i)) + offsetof(SlotHeader, key) + 24) == key_number(key).words[3]) return SlotId::make(0, i);
+    return {};
+  }
+  void caches_write_back(uint32_t host) {   // all that is dirty there comes to the medium by itself
+    for (size_t i = 0; i < sim.medium.touched().size(); ++i) sim.medium.write_back(host, sim.medium.touched()[i].index);
+  }
+  // A locked instruction on a line of the process's own: its stores arrive, what it writes back may not.
+  void goes_on(const Actor& actor) {
+    const Offset at = actor.a->home().participant(actor.participant);
+    sim.access(Access::Cas, line_of(at));
+    sim.medium.cas(actor.process, at, 0, 0);
+  }
+  void caches_are_lost() {
+    for (uint32_t host = 0; host < options.hosts; ++host)
+      for (size_t i = 0; i < sim.medium.touched().size(); ++i) sim.medium.drop(host, sim.medium.touched()[i].index);
   }
   // Nobody but the owner's host has a line of the shard that may still come over the medium.
   void no_late_lines(uint32_t shard) {
@@ -218,8 +242,13 @@ class World {
     no_late_lines(shard);
     for (const LineState& l : sim.medium.touched()) {
       const Copy& c = l.copies[owner[shard]];
-      if (belongs_to_owner(l.index, shard) && c.state == CopyState::Clean && !same(c.line, l.medium))
-        sim.fail("line " + std::to_string(l.index) + " differs between the owner's cache and the medium for good");
+      if (belongs_to_owner(l.index, shard) && c.state != CopyState::Absent && !same(c.line, l.medium))
+        sim.fail("line " + std::to_string(l.index) + " stays in the owner's cache and differs from the medium for good");
+    }
+    for (uint32_t h = 0; h < options.hosts; ++h) {
+      const Offset claim = ShardMap(sb, HostIndex{h}).claim(HostIndex{shard});
+      const uint64_t epoch = sim.medium.word(claim), settled = sim.medium.word(claim + offsetof(ClaimLine, settled_epoch));
+      if (!host_down[h] && owner[shard] == h && epoch != settled) sim.fail("other hosts never see that the shard was taken over");
     }
     if (strict)
       for (const Told& one : told_) {
@@ -371,20 +400,21 @@ class World {
     });
     if (!medium_works) o = Outcome::TierError;
     // Told, unless somebody took it away meanwhile.
-    if (o == Outcome::Present && newest_word(a.home().slot_header(claim.slot)) == claim.word) tell(actor, claim.slot, claim.word, k, false);
+    if (o == Outcome::Present && newest_word(actor, a.home().slot_header(claim.slot)) == claim.word) tell(actor, claim.slot, claim.word, k, false);
     if (o == Outcome::Ok) {
-      const SlotWord word = newest_word(a.home().slot_header(claim.slot));
+      const SlotWord word = newest_word(actor, a.home().slot_header(claim.slot));
       if (word.state() == SlotState::Stable && word.participant() == a.participant && word.generation() == a.generation &&
           word.count() <= claim.word.count() + 1)
         tell(actor, claim.slot, word, k, true);
     }
     return o;
   }
-  // As the owner's host sees it: in some process's queue, in the cache, or in the medium.
-  SlotWord newest_word(Offset at) {
+  // As the process sees it. One whose host is not the owner: as the owner's host does, in some process's queue, in the cache, or in the medium.
+  SlotWord newest_word(const Actor& actor, Offset at) {
     const LineIndex line = line_of(at);
     const auto shard = static_cast<uint32_t>((at - sb.shard_offset) / sb.shard_bytes);
     const uint32_t host = owner[shard];
+    if (actor.host == host) return {sim.medium.look(actor.process, at)};
     for (uint32_t p = 0; p < sim.medium.processes(); ++p)
       if (sim.medium.host_of(p) == host)
         for (auto i = sim.medium.queue(p).rbegin(); i != sim.medium.queue(p).rend(); ++i)
