@@ -8,8 +8,14 @@ from kvpool_operator.manifest import PoolObject, Settings
 from kvpool_operator.objects import Object
 
 
-def desired(pool: PoolObject, settings: Settings, assignment: Assignment) -> list[Object]:
-    """The same for the same input: applied twice, the second time changes nothing."""
+def desired(
+    pool: PoolObject, settings: Settings, assignment: Assignment, account_uid: str = ""
+) -> list[Object]:
+    """The same for the same input: applied twice, the second time changes nothing.
+
+    `account_uid` is that of the daemons' ServiceAccount: when it is made anew, the tokens of all pods that
+    run with it are void, and they have to be made anew too.
+    """
     return [
         objects.service_account(pool, settings),
         objects.role(pool),
@@ -20,5 +26,5 @@ def desired(pool: PoolObject, settings: Settings, assignment: Assignment) -> lis
         *objects.volumes(pool),
         *objects.claims(pool),
         *(objects.pool_node(pool, member) for member in assignment.members),
-        objects.daemon_set(pool, settings),
+        objects.daemon_set(pool, settings, account_uid),
     ]

@@ -23,6 +23,7 @@ NODE_LABEL: Final = "kvpool.dev/node"
 CONTAINERS_ANNOTATION: Final = "kvpool.dev/containers"
 INJECTED_ANNOTATION: Final = "kvpool.dev/injected"
 SKIPPED_ANNOTATION: Final = "kvpool.dev/injection-skipped"
+ACCOUNT_ANNOTATION: Final = "kvpool.dev/account"  # uid of the ServiceAccount whose tokens a pod has
 APPLIED_ANNOTATION: Final = "kvpool.dev/applied"  # digest of what was applied: equal means nothing to do
 
 METRICS_PORT: Final = 9464  # of a node's daemon

@@ -12,6 +12,7 @@ from kvpool_operator.assign import Member
 from kvpool_operator.kinds import Kind
 from kvpool_operator.manifest import HUGE_MOUNT, PoolObject, Settings, parent, placed_path
 from kvpool_operator.names import (
+    ACCOUNT_ANNOTATION,
     API_VERSION,
     GROUP,
     METRICS_PORT,
@@ -223,12 +224,15 @@ def pool_node(pool: PoolObject, member: Member) -> Object:
     return made
 
 
-def daemon_set(pool: PoolObject, settings: Settings) -> Object:
+def daemon_set(pool: PoolObject, settings: Settings, account_uid: str = "") -> Object:
     spec = {
         "selector": {"matchLabels": selector(pool)},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "revisionHistoryLimit": 3,
-        "template": {"metadata": {"labels": labels(pool)}, "spec": _pod(pool, settings)},
+        "template": {
+            "metadata": {"labels": labels(pool), "annotations": {ACCOUNT_ANNOTATION: account_uid}},
+            "spec": _pod(pool, settings),
+        },
     }
     return _beside(pool, kinds.DAEMON_SET, settings.namespace, spec=spec)
 

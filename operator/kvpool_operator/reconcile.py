@@ -29,6 +29,7 @@ from kvpool_operator.names import (
     INVALID_SPEC,
     READY,
 )
+from kvpool_operator.objects import service_account
 from kvpool_operator.status import Observed, invalid_status, status
 from kvpool_operator.workqueue import Again
 
@@ -94,11 +95,14 @@ class Reconciler:
     async def _apply(self, key: PoolKey, pool: PoolObject, assignment: Assignment) -> str:
         """Apply what differs, delete what is too much; returns what could not be done, as a sentence."""
         problems = []
-        wanted = [marked(body) for body in desired(pool, self.settings, assignment)]
+        account = marked(service_account(pool, self.settings))
+        if not is_applied(account, self._live(account)):
+            self.cache.put(kinds.SERVICE_ACCOUNT, await self.cluster.apply(account, kinds.SERVICE_ACCOUNT))
+        uid = str((self._live(account) or account)["metadata"].get("uid", ""))
+        wanted = [marked(body) for body in desired(pool, self.settings, assignment, uid)]
         for body in wanted:
             kind = kind_of(body)
-            live = self.cache.get(kind, body["metadata"].get("namespace") or "", body["metadata"]["name"])
-            if is_applied(body, live):
+            if is_applied(body, self._live(body)):
                 continue
             try:
                 self.cache.put(kind, await self.cluster.apply(body, kind))
@@ -119,6 +123,12 @@ class Reconciler:
         if not problems:
             return ""
         return f"{len(problems)} objects could not be applied; the first: {problems[0]}"
+
+    def _live(self, wanted: Mapping[str, Any]) -> Object | None:
+        metadata = wanted["metadata"]
+        return self.cache.get(
+            kinds.BY_NAME[wanted["kind"]], metadata.get("namespace") or "", metadata["name"]
+        )
 
     async def _tell(
         self,

@@ -195,6 +195,15 @@ def test_what_somebody_changes_or_deletes_is_put_back(
     until(lambda: image() == "localhost/kvpool:test", what="the image is back")
     until(lambda: pools.get("cm", "kvpool-prefix"), what="the ConfigMap is back")
     until(lambda: pools.get("kvpn", "prefix-1"), what="the KVPoolNode is back")
+    account = pools.items("sa", SYSTEM)[0]["metadata"]
+
+    def pods_account() -> str:
+        template = pools.items("daemonsets", SYSTEM)[0]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["kvpool.dev/account"])
+
+    assert pods_account() == account["uid"]
+    pools.cluster.kubectl("-n", SYSTEM, "delete", "sa", account["name"])
+    until(lambda: pods_account() != account["uid"], what="pods with tokens of the new account")
 
 
 def test_a_cordoned_node_drains_and_a_gone_one_is_let_go_when_its_shard_is_adopted(
