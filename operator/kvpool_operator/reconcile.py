@@ -146,6 +146,7 @@ class Reconciler:
             assignment=assignment,
             error=error,
             deleting=deleting,
+            away=frozenset(n.name for n in map(Node.from_object, self.cache.nodes({})) if not n.ready),
         )
         before = body.get("status") or {}
         made = status(pool, seen, before, now_text())

@@ -54,6 +54,7 @@ class Observed:
     assignment: Assignment = field(default_factory=Assignment)
     error: str = ""  # why not everything could be applied
     deleting: bool = False
+    away: frozenset[str] = frozenset()  # nodes that Kubernetes does not hear of: what they told last is old
 
 
 def status(pool: PoolObject, seen: Observed, before: Mapping[str, Any], now: str) -> Object:
@@ -63,8 +64,8 @@ def status(pool: PoolObject, seen: Observed, before: Mapping[str, Any], now: str
     """
     members = {f"{pool.name}-{m.index}" for m in seen.assignment.members}
     nodes = [node for node in seen.nodes if node["metadata"]["name"] in members]
-    ready = [node for node in nodes if _is_ready(node)]
-    waiting = [node for node in nodes if not _is_ready(node)]
+    ready = [node for node in nodes if _is_ready(node, seen.away)]
+    waiting = [node for node in nodes if not _is_ready(node, seen.away)]
     desired = len(seen.assignment.members)
     behind = _out_of_date(seen.daemon_set)
     conditions = [
@@ -131,8 +132,10 @@ def binary(count_bytes: int) -> str:
     return f"{amount:.1f}Pi"
 
 
-def _is_ready(node: Mapping[str, Any]) -> bool:
+def _is_ready(node: Mapping[str, Any], away: frozenset[str]) -> bool:
     """Ready, and with what is wanted now."""
+    if node["spec"]["nodeName"] in away:
+        return False
     told = node.get("status") or {}
     wanted = node["metadata"].get("generation", 0)
     return bool(told.get("ready")) and told.get("observedGeneration", 0) >= wanted
@@ -153,6 +156,8 @@ def _ready(
         return Condition(READY, "False", NO_NODES, message)
     if len(ready) == desired:
         return Condition(READY, "True", ALL_NODES_READY, f"{desired} of {desired} nodes serve the pool.")
+    away = sorted({node["spec"]["nodeName"] for node in waiting} & seen.away)
+    waiting = [node for node in waiting if node["spec"]["nodeName"] not in away]
     silent = [node["spec"]["nodeName"] for node in waiting if not (node.get("status") or {}).get("message")]
     told = [
         f"{node['spec']['nodeName']}: {node['status']['message']}"
@@ -162,6 +167,8 @@ def _ready(
     message = f"{len(ready)} of {desired} nodes serve the pool."
     if told:
         message += f" {' '.join(told[:3])}"
+    if away:
+        message += f" Kubernetes does not hear of {names(away)}: see 'kubectl describe node'."
     if silent:
         message += f" Nothing was heard yet from {names(silent)}: see its daemon's pod."
     return Condition(READY, "False", NODES_NOT_READY, message)

@@ -57,6 +57,14 @@ def test_a_node_that_said_nothing_makes_the_pool_neither_ready_nor_healthy() -> 
     assert "b" in made["conditions"][0]["message"]
 
 
+def test_a_node_that_kubernetes_does_not_hear_of_is_not_ready_whatever_it_told_last() -> None:
+    nodes = pool_node(0, "a", verified()), pool_node(1, "b", verified())
+    made = status(pool(), seen(*nodes, away=frozenset({"b", "elsewhere"})), {}, NOW)
+    assert conditions(made)["Ready"] == ("False", "NodesNotReady")
+    assert made["nodesReady"] == "1/2"
+    assert "does not hear of b:" in made["conditions"][0]["message"]
+
+
 def test_a_node_that_is_ready_with_an_older_spec_is_not_ready() -> None:
     old = pool_node(0, "a", verified())
     old["metadata"]["generation"] = 2
