@@ -103,16 +103,19 @@ def test_apiserver_restarted(main_pool: KVPool, clients: list[Client], own: Clus
 
 
 @pytest.fixture
-def reachable_node(own: Cluster, kube: Kube, target: Target) -> Iterator[str]:
+def reachable_node(own: Cluster, kube: Kube, target: Target, clients: list[Client]) -> Iterator[str]:
     """Node B; on, connected, and a member again when the test ends."""
     node = target.nodes[1]
     yield node
-    if not own.machines[node].is_on():
+    was_off = not own.machines[node].is_on()
+    if was_off:
         own.power_on(node)
     own.join_network(node)
     own.start(node, "kubelet")
     kube.kubectl("uncordon", node)
     wait_for(f"node {node} is Ready", NOTICED_S, lambda: ready(kube.get("node", node)))
+    if was_off:  # a test failed half way: its containers are gone
+        clients[1].restart()
 
 
 def wait_not_ready(kube: Kube, node: str) -> None:
