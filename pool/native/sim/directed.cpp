@@ -169,6 +169,7 @@ void damaged_header(World& w) {
   fill(w, first, w.options.slots, {&far, &adopter});
   w.caches_are_lost();
   w.sim.medium.flip_bit(first.a->home().slot_header(w.slot_of(0)) + offsetof(SlotHeader, length_bytes), 5);
+  w.damaged = true;   // of a key that is not there a reader may say that the damaged header could have been its
   w.expect_from_now_on();
   w.host_down[0] = true, w.owner[0] = adopter.host;
   w.start(adopter, [&] { adopt(*adopter.a, adopter.a->shard(HostIndex{0}), 1); });
