@@ -6,7 +6,7 @@ import pytest
 
 from kube import Kube, wait_for
 from pools import LABEL, START_S, Client, KVPool, dram
-from release import NAMESPACE, RELEASE, SYSTEM, Facts, Target, install
+from release import NAMESPACE, OPERATOR, RELEASE, SYSTEM, Facts, Target, install
 
 
 @pytest.mark.kills_operator
@@ -19,7 +19,7 @@ def test_uninstall_with_a_pool_leaves_nothing_stuck(
     client = Client(pool, target.nodes[0], target.image).start()
     client.store("last", 8)
     kube.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout=120s")
-    wait_for("the operator's pods are gone", 60, lambda: not kube.all("pods", SYSTEM))
+    wait_for("the operator's pods are gone", 60, lambda: not kube.all("pods", SYSTEM, OPERATOR))
     for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "clusterroles"):
         left = [b["metadata"]["name"] for b in kube.all(kind) if "kvpool" in b["metadata"]["name"]]
         assert not left, f"{kind}: {left}"
@@ -27,7 +27,8 @@ def test_uninstall_with_a_pool_leaves_nothing_stuck(
     client.stop()
     # Definitions and pools stay, by the chart's crds.keep; a person can delete them without an operator.
     kube.kubectl("delete", "kvpools.kvpool.dev", "--all", "-n", NAMESPACE, "--timeout=60s", seconds=90)
-    kube.kubectl("delete", "namespace", NAMESPACE, "--timeout=90s", seconds=120)
+    for namespace in (NAMESPACE, SYSTEM):  # the daemons, which served until now, go with the second
+        kube.kubectl("delete", "namespace", namespace, "--timeout=90s", seconds=120)
     kube.kubectl("delete", "pv", "-l", LABEL, "--timeout=30s")
     kube.kubectl("delete", "crd", "kvpools.kvpool.dev", "kvpoolnodes.kvpool.dev", "--timeout=60s", seconds=90)
     terminating = [
