@@ -139,8 +139,7 @@ class Slots {
     const uint32_t slots = cut.unassigned() ? 0 : s_.superblock().slots_per_extent;   // those of a FREE one are FREE by promise
     uint32_t settled = 0, taken = 0;
     while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
-    while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;
-    m_.store_fence();
+    while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;   // each fences: its mark is in the medium
     const bool done = taken == slots;
     if (done) empty();
     for (uint32_t i = 0; i < taken; ++i) {

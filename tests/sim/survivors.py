@@ -8,7 +8,7 @@ from __future__ import annotations
 HINT = "only a hint: who follows it loads the header again"
 ONE_REAPER = "one reaper a dead process, by its lock: nobody else writes that word"
 OLDER_TAIL = "an older tail is as good: what came since is followed after the walk, or walked once more"
-RETIRE = "no scenario shrinks a shard yet; real processes do (tests/crash/test_resize.py)"
+OLD_CUT = "an older descriptor in the medium says that free slots lie there, and so they do: each of their headers is written back"
 VERIFIED = "the payload's checksum is in the header, and decides"
 
 NEEDLESS = {
@@ -25,6 +25,9 @@ NEEDLESS = {
     "replica.h look follow.header_checksum": HINT,
     "replica.h look follow.state": HINT,
     "slots.h recut recut.wait": "taking the slots waits as well; waiting before it spares blocks that would be evicted in vain",
+    "slots.h retire store_fence #2": OLD_CUT,
+    "slots.h retire write_back #1": OLD_CUT,
+    "slots.h retire write_back #2": OLD_CUT,
     "slots.h slot_age invalidate": "ages only make a worse choice (PROTOCOL 9.17)",
     "slots.h take_victim evict.unpublish": "the entry is dead when the slot's count has moved on; the ghost names the reason of a miss",
     "slots.h touch_slot write_back": "ages only make a worse choice (PROTOCOL 9.17)",
@@ -40,10 +43,6 @@ NEEDLESS = {
 UNVISITED = {
     "scan.h: a.mem.invalidate(s.slot_header(SlotId::make(e, i)), (n - i < kRound ? n - i : kRound) * kLineBytes);": "reports on the shards of other hosts",
     "scan.h: a.mem.full_fence();": "as the one before",
-    "slots.h: if (!m_.cas_word(at, before.raw, mine.raw)) return false;": RETIRE,
-    "slots.h: m_.write_back(at, 8);": RETIRE,
-    "slots.h: m_.store_fence();": RETIRE,
-    "slots.h: m_.write_back(at, kLineBytes);": RETIRE,
     "transfer.h: if (a_.fresh(shard)) m_.invalidate(a_.shard(shard).log_tail(), 8);": "the age that a load writes down",
 }
 

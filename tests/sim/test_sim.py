@@ -22,7 +22,7 @@ SCENARIOS = (
 )
 # They begin where one instruction matters, so there are fewer schedules of each to be seen.
 DIRECTED = (
-    *("vouched", "taken", "evicting", "storing", "again", "begun", "cutters"),
+    *("vouched", "taken", "evicting", "storing", "again", "begun", "cutters", "shrunk"),
     *("restart", "unsound", "header", "words"),
 )
 
@@ -54,6 +54,7 @@ BOUNDS = {
     "again": (1, 0),
     "begun": (1, 0),
     "cutters": (1, 0),
+    "shrunk": (1, 0),
     "restart": (1, 0),
     "unsound": (1, 0),
     "header": (3, 3),

@@ -110,6 +110,27 @@ void cutters(World& w) {
   w.check();
 }
 
+// An extent is taken out of use beside processes that store, in two sizes, and load; its memory goes while nobody can write there.
+void shrunk(World& w) {
+  Actor &keeper = w.join(0, 0), &writer = w.join(0, 1), &second = w.join(0, 2), &far = w.join(1, 0);
+  fill(w, writer, w.options.slots, {&keeper, &second, &far});
+  w.start(keeper, [&w, &keeper] {
+    const std::vector<uint8_t> nothing(w.sb.extent_payload_bytes);   // what a hole is read as
+    const Piece zeros{const_cast<uint8_t*>(nothing.data()), nothing.size()};
+    const auto empty = [&] { keeper.a->mem.stream_copy(keeper.a->home().payload(SlotId::make(0, 0), 0), &zeros, 1); };
+    for (uint32_t tries = 0; tries < 3 && !keeper.t->slots().retire(0, empty); ++tries) {
+    }
+  });
+  start_writer(w, writer, {1}, 2 * w.options.slots);
+  if (w.small || w.below(2) == 0)
+    start_writer(w, second, {2}, 2, 2 * kBlockBytes);
+  else
+    start_writer(w, second, {}, w.options.slots);
+  start_reader(w, far, {0}, 6);
+  w.run();
+  w.check();
+}
+
 // A host takes its own shard over, as after a restart. Its processes try to store all the while; another host follows the log, and may have looked when
 // the ring was new and the tail was not.
 void restart(World& w) {
@@ -207,6 +228,7 @@ std::vector<Scenario> directed_scenarios() {
       {"again", "the entry of a dead process is used again while it is reaped", used_again, {2, 2, 3}, {2, 2, 3}, {{1, 0}}},
       {"begun", "a process is stopped as it begins the shard; its host dies", half_begun, {3, 2, 2}, {2, 2, 2}, {{1, 0}}},
       {"cutters", "two processes cut one extent anew at once", cutters, {2, 4, 4}, {2, 2, 3}, {{1, 0}}},
+      {"shrunk", "an extent is taken out of use beside writers and readers", shrunk, {2, 4, 4}, {2, 2, 3}, {{1, 0}}},
       {"restart", "a host takes its own shard over while its processes try to store", restart, {2, 2, 4}, {2, 2, 4}, {{1, 0}, {0, 2}}},
       {"unsound", "an audit finds a damaged block beside a writer", damaged_block, {2, 2, 3}, {2, 2, 3}, {{1, 0}}},
       {"header", "a host adopts a shard with a damaged header", damaged_header, {3, 2, 3}, {2, 2, 3}, {{1, 0}}},
