@@ -186,7 +186,7 @@ def test_crd_is_namespaced_with_short_name_category_and_status(path: Path) -> No
     document = crd(path.stem)
     assert document["metadata"]["name"] == f"{path.stem}.kvpool.dev"
     assert document["spec"]["scope"] == "Namespaced"
-    assert document["spec"]["names"]["categories"] == ["kvpool"]
+    assert document["spec"]["names"]["categories"] == ["kvpool-all"]
     assert document["spec"]["names"]["shortNames"] == [{"kvpools": "kvp", "kvpoolnodes": "kvpn"}[path.stem]]
     assert version(document)["subresources"] == {"status": {}}
 

@@ -191,6 +191,9 @@ def test_crds_are_found_by_short_name_and_category(crds: ApiServer, namespace: s
     assert crds.create(pools(namespace), manifest()).ok
     for name in ("kvp", "kvpool", "kvpools"):
         assert "kvpool.dev/p" in crds.kubectl("get", name, "-n", namespace, "-o", "name").stdout
+        one = crds.kubectl("get", name, "p", "-n", namespace, "-o", "name").stdout
+        assert one.strip() == "kvpool.kvpool.dev/p"
+    assert "kvpool.dev/p" in crds.kubectl("get", "kvpool-all", "-n", namespace, "-o", "name").stdout
 
 
 # --- status -------------------------------------------------------------------------------------------------
