@@ -16,7 +16,7 @@ from children import Child
 from crash import tally
 from crash.world import HONEST, INDICES, LARGE, NEW, SMALL, UNIT, Reasons, World, load_all, store, world
 from kvpool import _native
-from kvpool.errors import FencedError
+from kvpool.errors import FencedError, RegionBusyError
 from kvpool.outcomes import MissReason
 from kvpool.region import Coherence, Region
 from strategies import namespace
@@ -131,7 +131,7 @@ def scrub(region: Region, w: World, dice: random.Random) -> Outcomes:
 def adopt(region: Region, w: World, dice: random.Random) -> Outcomes:
     try:
         region.adopt(0, w.epoch + 1)
-    except FencedError:  # another one adopted meanwhile
+    except (FencedError, RegionBusyError):  # another one has adopted meanwhile, or is about to
         return {MissReason.FENCED}
     return {None}
 
