@@ -15,6 +15,9 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 
+KUBELET_S = 20.0
+
+
 class KubeError(Exception):
     """kubectl or helm refused; the message is theirs."""
 
@@ -98,7 +101,15 @@ class Kube:
         self.kubectl("delete", kind, name, *where, "--ignore-not-found", *wait, seconds=wait_s + 30)
 
     def exec(self, namespace: str, pod: str, *command: str, seconds: float = 60) -> str:
-        return self.kubectl("exec", "-n", namespace, pod, "--", *command, seconds=seconds)
+        """Run a command in a pod. A kubelet that has just started knows its pods later: it is asked again."""
+        until = time.monotonic() + KUBELET_S
+        while True:
+            try:
+                return self.kubectl("exec", "-n", namespace, pod, "--", *command, seconds=seconds)
+            except KubeError as error:
+                if "pod does not exist" not in str(error) or time.monotonic() > until:
+                    raise
+            time.sleep(1)
 
     def logs(self, namespace: str, pod: str, *options: str) -> str:
         return self.kubectl("logs", "-n", namespace, pod, *options)
