@@ -44,6 +44,7 @@ def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+@pytest.mark.slow  # make test-api runs it
 def test_documented_curls_work(url: str) -> None:
     assert len(CURLS) > 10
     retry = "--retry 5 --retry-all-errors --retry-max-time 20"

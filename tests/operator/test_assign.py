@@ -118,7 +118,7 @@ node_states = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(node_states, st.booleans()), min_size=1, max_size=12))
 def test_whatever_happens_to_nodes_each_shard_has_one_owner_and_each_epoch_is_new(
     history: list[tuple[list[tuple[str, bool, bool]], bool]],
