@@ -174,6 +174,32 @@ def test_copied_while_in_use_is_a_region_with_right_blocks(area: Path) -> None:
     assert not TALLY.total("wrong")
 
 
+def test_descriptors_of_another_moment_are_put_in_order(area: Path) -> None:
+    """What a copy of a region in use may have: extents said to be cut for another size than they are."""
+    path, copy = area / "region", area / "copy"
+    make(path)
+    with users(user(path, 0, MANY, stores=True), user(path, 1, MANY, stores=True)):
+        time.sleep(0.3)
+        before = path.read_bytes()
+        time.sleep(0.3)
+        after = bytearray(path.read_bytes())
+    there = RegionBytes(after)
+    length = there.sb["extent_count"] * 64
+    for host in (0, 1):
+        at = there.shard(host).start + there.sb["extent_descriptors_offset"]
+        after[at : at + length] = before[at : at + length]
+    copy.write_bytes(after)
+    for host in (0, 1):
+        with Region.attach(copy, host=host) as region:
+            region.scrub()
+            region.repair()
+            report = region.check()
+            for space in SPACES:
+                load(region, keys_of(space, MANY), ROW)
+    assert report.ok, report.problems
+    assert not TALLY.total("wrong")
+
+
 def test_another_version_is_refused_by_the_next_and_harms_no_running_reader(area: Path) -> None:
     path = area / "region"
     make(path)
