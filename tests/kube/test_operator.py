@@ -60,6 +60,11 @@ def operator(cluster: ApiServer, folder: Path) -> Iterator[OperatorProcess]:
 def add_node(cluster: ApiServer, name: str, label: str) -> None:
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"member": label}}}
     assert cluster.create("/api/v1/nodes", body).ok
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}  # as its kubelet would say
+    patched = cluster.request(
+        "PATCH", f"/api/v1/nodes/{name}/status", ready, content_type="application/merge-patch+json"
+    )
+    assert patched.ok, patched.message
 
 
 def pool_of(members: list[str], namespace: str, **spec: Any) -> Object:
@@ -249,16 +254,6 @@ def test_delete_waits_for_the_nodes_to_remove_their_files(
 ) -> None:
     pools.create(pool_of(members, pools.namespace, deletionPolicy="Delete"))
     until(lambda: len(pools.items("kvpn")) == 2, what="two KVPoolNodes")
-    for name in members:  # alive, so they are waited for
-        pools.cluster.kubectl(
-            "patch",
-            "node",
-            name,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
-        )
     pools.cluster.kubectl("-n", pools.namespace, "delete", "kvp", "prefix", "--wait=false")
     until(lambda: [n["spec"]["state"] for n in pools.items("kvpn")] == ["Removing"] * 2, what="Removing")
     assert pools.condition("Ready")[1] == "Deleting"
