@@ -61,6 +61,7 @@ def up(run: Run, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow  # make test-api runs it
 def test_up_serves_all_pools_until_the_last_is_down(run: Run) -> None:
     url = up(run, "-f", "one.yaml", "--api", "0")["api"]
     assert url.startswith("http://127.0.0.1:")
@@ -75,6 +76,7 @@ def test_up_serves_all_pools_until_the_last_is_down(run: Run) -> None:
     assert holder(paths.api_lock_path()) is None
 
 
+@pytest.mark.slow  # make test-api runs it
 def test_up_port_taken_is_a_note_and_the_pool_is_up(run: Run) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
