@@ -93,7 +93,8 @@ async def _run(given: argparse.Namespace) -> int:
         pull_policy=given.pull_policy,
         pull_secrets=tuple(given.pull_secret),
     )
-    operator = Operator(cluster, wanted, given.namespace)
+    namespaces = watched_namespaces(given)
+    operator = Operator(cluster, wanted, namespaces)
     ready, stop = asyncio.Event(), asyncio.Event()
     runners = await serve(
         given.health_port,
@@ -112,8 +113,8 @@ async def _run(given: argparse.Namespace) -> int:
             registry=handlers,
             settings=settings(server),
             standalone=True,
-            clusterwide=not given.namespace,
-            namespaces=sorted({*given.namespace, given.lease_namespace}) if given.namespace else (),
+            clusterwide=not namespaces,
+            namespaces=namespaces,
             ready_flag=ready,
             stop_flag=stop,
         )
@@ -141,6 +142,11 @@ async def _run(given: argparse.Namespace) -> int:
         for runner in runners:
             await runner.cleanup()
         await cluster.close()
+
+
+def watched_namespaces(given: argparse.Namespace) -> list[str]:
+    """Those of the pools, and the operator's own, where the daemons run. None: all of the cluster's."""
+    return sorted({*given.namespace, given.lease_namespace}) if given.namespace else []
 
 
 async def _stop_on_signals(ready: asyncio.Event, stop: asyncio.Event) -> None:

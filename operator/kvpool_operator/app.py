@@ -48,6 +48,7 @@ class Operator:
         self.reconciler = Reconciler(self.cluster, self.cache, Events(self.cluster), self.settings)
         self.queue = Queue(self._work)
         self.watches = Watches(self.cluster, self.cache, WATCHED, self.changed, slim, self.namespaces)
+        self.metrics.watch_age.set_function(lambda: self.watches.checked_at)
         self.cluster.counted = lambda method, plural: self.metrics.requests.labels(method, plural).inc()
         self._known_nodes: dict[str, object] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvpool_operator.names import API_VERSION
@@ -69,6 +70,6 @@ CHILDREN = (
 BY_NAME = {kind.name: kind for kind in (*CHILDREN, POOL, NODE, POD, EVENT, SECRET, LEASE, WEBHOOK)}
 
 
-def kind_of(body: dict[str, object]) -> Kind:
+def kind_of(body: Mapping[str, object]) -> Kind:
     """The kind of an object. Raises: KeyError for one that the operator has nothing to do with."""
     return BY_NAME[str(body["kind"])]

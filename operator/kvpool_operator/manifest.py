@@ -80,17 +80,17 @@ class PoolObject:
     @property
     def huge(self) -> list[TierSpec]:
         """The tiers in huge pages that have no path of their own."""
-        return [tier for tier in self.spec.tiers if tier.huge_pages and not _path(tier)]
+        return [tier for tier in self.spec.tiers if tier.huge_pages and not placed_path(tier)]
 
     @property
     def placed(self) -> list[TierSpec]:
         """The tiers whose path the manifest gives."""
-        return [tier for tier in self.spec.tiers if _path(tier)]
+        return [tier for tier in self.spec.tiers if placed_path(tier)]
 
     @property
     def devices(self) -> list[TierSpec]:
         """Of the placed ones those on a device."""
-        return [tier for tier in self.placed if is_device_path(Path(_path(tier)))]
+        return [tier for tier in self.placed if is_device_path(Path(placed_path(tier)))]
 
     def manifest(self) -> dict[str, Any]:
         """The manifest that daemons and engines read: every tier has the path that containers see."""
@@ -120,13 +120,9 @@ class PoolObject:
         return sum(t.capacity_bytes for t in self.spec.tiers if t.medium == "DRAM" and t.huge_pages)
 
 
-def _path(tier: TierSpec) -> str:
-    return (tier.source.path or "") if tier.source else ""
-
-
 def placed_path(tier: TierSpec) -> str:
-    """The path that the manifest gives to a tier of `PoolObject.placed`."""
-    return _path(tier)
+    """The path that the manifest gives to a tier; empty when it gives none."""
+    return (tier.source.path or "") if tier.source else ""
 
 
 def parent(path: str) -> str:

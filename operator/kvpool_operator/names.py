@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-GROUP: Final = "kvpool.dev"
-VERSION: Final = "v1alpha1"
-API_VERSION: Final = f"{GROUP}/{VERSION}"
+from kvpool import rules
+
+API_VERSION: Final = rules.API_VERSION
+GROUP: Final = API_VERSION.partition("/")[0]
 FIELD_MANAGER: Final = "kvpool-operator"
 NODE_FIELD_MANAGER: Final = "kvpool-node"
 FINALIZER: Final = "kvpool.dev/pool"

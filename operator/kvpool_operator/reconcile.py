@@ -94,21 +94,11 @@ class Reconciler:
 
     async def _apply(self, key: PoolKey, pool: PoolObject, assignment: Assignment) -> str:
         """Apply what differs, delete what is too much; returns what could not be done, as a sentence."""
-        problems = []
         account = marked(service_account(pool, self.settings))
-        if not is_applied(account, self._live(account)):
-            self.cache.put(kinds.SERVICE_ACCOUNT, await self.cluster.apply(account, kinds.SERVICE_ACCOUNT))
+        problems = await self._ensure(key, [account])
         uid = str((self._live(account) or account)["metadata"].get("uid", ""))
         wanted = [marked(body) for body in desired(pool, self.settings, assignment, uid)]
-        for body in wanted:
-            kind = kind_of(body)
-            if is_applied(body, self._live(body)):
-                continue
-            try:
-                self.cache.put(kind, await self.cluster.apply(body, kind))
-                log.info("applied pool=%s/%s kind=%s name=%s", *key, kind.name, body["metadata"]["name"])
-            except ApiError as error:
-                problems.append(f"{kind.name} {body['metadata']['name']}: {error.message}")
+        problems += await self._ensure(key, [body for body in wanted if body != account])
         kept = {(body["kind"], body["metadata"]["name"]) for body in wanted}
         kept |= {("KVPoolNode", f"{pool.name}-{member.index}") for member in assignment.waiting}
         for kind in reversed(CHILDREN):
@@ -124,11 +114,23 @@ class Reconciler:
             return ""
         return f"{len(problems)} objects could not be applied; the first: {problems[0]}"
 
+    async def _ensure(self, key: PoolKey, wanted: list[Object]) -> list[str]:
+        """Apply what differs; returns what was refused, a sentence each."""
+        problems = []
+        for body in wanted:
+            kind, name = kind_of(body), body["metadata"]["name"]
+            if is_applied(body, self._live(body)):
+                continue
+            try:
+                self.cache.put(kind, await self.cluster.apply(body, kind))
+                log.info("applied pool=%s/%s kind=%s name=%s", *key, kind.name, name)
+            except ApiError as error:
+                problems.append(f"{kind.name} {name}: {error.message}")
+        return problems
+
     def _live(self, wanted: Mapping[str, Any]) -> Object | None:
         metadata = wanted["metadata"]
-        return self.cache.get(
-            kinds.BY_NAME[wanted["kind"]], metadata.get("namespace") or "", metadata["name"]
-        )
+        return self.cache.get(kind_of(wanted), metadata.get("namespace") or "", metadata["name"])
 
     async def _tell(
         self,

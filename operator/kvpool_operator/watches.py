@@ -19,7 +19,6 @@ from kvpool_operator.kinds import Kind
 log = logging.getLogger("kvpool.operator")
 
 PERIOD_S = 60.0
-SILENT_MAX = 3  # lists that fail in a row, before the process is called unhealthy
 
 
 class Watches:
@@ -41,7 +40,6 @@ class Watches:
         self._slim = slim
         self._namespaces = namespaces
         self._expected: dict[tuple[str, str, str], tuple[int, Kind, Object]] = {}
-        self._failures = 0
         self.dead = ""  # what is wrong; empty when all watches are alive
         self.checked_at = time.time()
 
@@ -51,11 +49,9 @@ class Watches:
             await asyncio.sleep(period_s)
             try:
                 await self.check()
-                self._failures = 0
             except (*UNREACHABLE, ApiError) as error:
                 # The API server may be away: that is no reason to start anew, and this alone no proof.
-                self._failures += 1
-                log.warning("list_failed failures=%d error=%r", self._failures, str(error))
+                log.warning("list_failed error=%r", str(error))
 
     async def check(self) -> None:
         late = [

@@ -134,7 +134,7 @@ class Explanation:
 
 def explain(counters: Counters, namespaces: Iterable[NamespaceUsage]) -> Explanation:
     """Why the hit rate is what it is, the weightiest reason first."""
-    known = _merged(namespaces)
+    known = merged(namespaces)
     misses = _reasons(counters.misses, counters.lookups)
     stores = counters.stored + counters.present + sum(counters.declined.values())
     declined = _reasons(counters.declined, stores)
@@ -152,18 +152,18 @@ def explain(counters: Counters, namespaces: Iterable[NamespaceUsage]) -> Explana
     )
 
 
-def _merged(namespaces: Iterable[NamespaceUsage]) -> list[NamespaceUsage]:
+def merged(namespaces: Iterable[NamespaceUsage]) -> list[NamespaceUsage]:
     """One entry for each digest: a namespace has a row in every region, and in every shard of it."""
-    merged: dict[str, NamespaceUsage] = {}
+    found: dict[str, NamespaceUsage] = {}
     for n in namespaces:
-        before = merged.get(n.digest)
+        before = found.get(n.digest)
         if before is None:
-            merged[n.digest] = n
+            found[n.digest] = n
         else:
             description = before.description or n.description
             sums = before.blocks + n.blocks, before.bytes + n.bytes
-            merged[n.digest] = NamespaceUsage(n.digest, description, n.block_bytes, *sums)
-    return sorted(merged.values(), key=lambda n: (-n.blocks, n.digest))
+            found[n.digest] = NamespaceUsage(n.digest, description, n.block_bytes, *sums)
+    return sorted(found.values(), key=lambda n: (-n.blocks, n.digest))
 
 
 def _reasons(counts: dict[str, int], total: int) -> tuple[Reason, ...]:

@@ -128,7 +128,7 @@ Resized Region::resize(uint64_t region_bytes, uint64_t budget_ns) {
       KVP_STEP("resize.filled");
     }
     // The share of `now` extents, as extents_within counts.
-    const uint64_t reached = now == wanted || now > wanted
+    const uint64_t reached = now >= wanted
                                  ? region_bytes
                                  : superblock_.shard_offset + superblock_.host_count * (superblock_.extents_offset + now * superblock_.extent_bytes);
     if (allowed(m, s) != reached && extents_within(superblock_, reached) != 0) allow(m, s, reached);

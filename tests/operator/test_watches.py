@@ -6,10 +6,13 @@ import asyncio
 from typing import Any
 
 from kvpool_operator import kinds
+from kvpool_operator.__main__ import parser, watched_namespaces
+from kvpool_operator.app import Operator
 from kvpool_operator.cache import Cache
 from kvpool_operator.handlers import slim
 from kvpool_operator.kinds import Kind
 from kvpool_operator.watches import Watches
+from pool_objects import SETTINGS
 
 Object = dict[str, Any]
 
@@ -73,3 +76,26 @@ def test_of_a_node_only_what_is_needed_is_kept() -> None:
         "spec": {"unschedulable": True},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
+
+
+def test_what_is_watched_is_listed_too_the_daemons_namespace_included() -> None:
+    given = parser().parse_args(["--image", "x", "--lease-namespace", "own", "--namespace", "team"])
+    assert watched_namespaces(given) == ["own", "team"]
+    assert watched_namespaces(parser().parse_args(["--image", "x"])) == []
+
+    class Asked(Listing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.where: list[str | None] = []
+
+        async def list(self, kind: Kind, namespace: str | None = None, labels: str = "") -> list[Object]:
+            self.where.append(namespace)
+            return await super().list(kind, namespace, labels)
+
+    there = Asked()
+    operator = Operator(there, SETTINGS, watched_namespaces(given))  # type: ignore[arg-type]
+    before = operator.watches.checked_at
+    asyncio.run(operator.watches.check())
+    assert set(there.where) == {None, "own", "team"}, "None: cluster-scoped kinds"
+    told = operator.metrics.registry.get_sample_value("kvpool_operator_watch_check_timestamp_seconds")
+    assert told == operator.watches.checked_at >= before > 0, "the alert of a dead watch looks at it"

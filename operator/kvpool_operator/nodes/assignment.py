@@ -7,17 +7,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from kvpool.errors import KvpoolError, ManifestError
 from kvpool.paths import pool_dir
+from kvpool.rules import HOSTS_MAX
 from kvpool.spec import PoolSpec
+from kvpool_operator.assign import State
 
 CACHE_NAME = "kvpoolnode.json"
-STATES = ("Active", "Draining", "Removing")
-HOST_MAX = 63
-
-State = Literal["Active", "Draining", "Removing"]
+STATES: tuple[State, ...] = get_args(State)
+HOST_MAX = HOSTS_MAX - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from kvpool.api.saved import saved
 from kvpool.api.status import Board, Key, PoolStatus, Readiness
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import KvpoolError
-from kvpool.report import Counters, NamespaceUsage
+from kvpool.explain import merged
+from kvpool.report import Counters
 from kvpool.spec import PoolSpec
 from kvpool.view import PoolView, look
 
@@ -127,20 +128,6 @@ def status_of(view: PoolView, at: float) -> PoolStatus:
         events=[_event(view, event) for event in view.events],
         series={f"{tier.path}": tier.counters for tier in view.tiers},
     )
-
-
-def merged(namespaces: Sequence[NamespaceUsage]) -> list[NamespaceUsage]:
-    """One entry for each digest, the largest first: each region and shard has its own."""
-    found: dict[str, NamespaceUsage] = {}
-    for n in namespaces:
-        before = found.get(n.digest)
-        if before is None:
-            found[n.digest] = n
-        else:
-            description = before.description or n.description
-            sums = before.blocks + n.blocks, before.bytes + n.bytes
-            found[n.digest] = NamespaceUsage(n.digest, description, n.block_bytes, *sums)
-    return sorted(found.values(), key=lambda n: (-n.blocks, n.digest))
 
 
 def _tiers(snapshots: Sequence[TierSnapshot]) -> list[model.Tier]:
