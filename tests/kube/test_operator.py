@@ -147,6 +147,10 @@ def pools(cluster: ApiServer, namespace: str) -> Iterator[Pools]:
     if made.get() is not None:
         made.patch({"metadata": {"finalizers": []}})
         cluster.request("DELETE", f"{made.path}/prefix")
+    # Nor what a pool had beside the operator, when it went while none acted: the next one would try to.
+    labels = f"kvpool.dev/pool=prefix,kvpool.dev/namespace={namespace}"
+    for kind in ("daemonsets", "serviceaccounts", "services", "networkpolicies"):
+        cluster.kubectl("-n", SYSTEM, "delete", kind, "-l", labels, "--wait=false")
 
 
 def test_a_pool_gets_all_its_objects_and_a_status_that_says_what_is_missing(
