@@ -36,6 +36,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.region": 1,
     "kvpool.region_file": 1,
     "kvpool.buffers": 1,
+    "kvpool.cxl": 2,
     "kvpool.tiers": 2,
     "kvpool.placement": 2,
     "kvpool.opened": 3,
@@ -70,6 +71,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
 }
 
 OPERATOR_MAY_IMPORT = (
+    "kvpool.cxl",
     "kvpool.errors",
     "kvpool.paths",
     "kvpool.quantity",
