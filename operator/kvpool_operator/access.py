@@ -23,6 +23,8 @@ CACHED_MAX = 10_000
 TOKEN_MAX = 16 * 1024
 # Whoever sends one wrong token after the other must not have the API server review them all.
 REVIEWS = Limit(per_second=50.0, burst=100)
+# Of one caller, wherever they ask from: behind an ingress all have one address.
+CALLS = Limit()
 
 V = TypeVar("V")
 
@@ -55,6 +57,7 @@ class KubernetesAccess:
         self._callers: _Cache[Caller | str] = _Cache(clock)  # a text is why the token was refused
         self._rights: _Cache[bool] = _Cache(clock)
         self._reviews = RateLimiter(REVIEWS, clock)
+        self._calls = RateLimiter(CALLS, clock)
 
     async def who(self, authorization: str | None) -> Caller:
         token = bearer(authorization)
@@ -67,6 +70,10 @@ class KubernetesAccess:
             self._callers.put(key, known, KNOWN_S if isinstance(known, Caller) else UNKNOWN_S)
         if isinstance(known, str):
             raise ApiError(401, known, CHALLENGE)
+        wait_s = self._calls.wait_s(known.name)
+        if wait_s:
+            retry = {"Retry-After": str(max(1, round(wait_s)))}
+            raise ApiError(429, "too many requests of this caller; wait a moment", retry)
         return known
 
     async def may_read(self, caller: Caller, namespace: str | None) -> bool:

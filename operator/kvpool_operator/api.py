@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="/metrics without a token, for a network that is closed otherwise",
     )
     parser.add_argument("--redis", metavar="URL", help=f"keep the history there; else {server.REDIS_ENV}")
+    parser.add_argument(
+        "--trusted-proxy", action="append", default=[], metavar="ADDRESS", help=server.PROXY_HELP
+    )
     given = parser.parse_args(arguments)
     server.start_logging()
     try:
@@ -47,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hosts=server.hosts_for(given.listen, []) if given.auth == "none" else None,
             open_metrics=given.open_metrics or given.auth == "none",
         )
-        server.serve(service, server.listening(given.listen, given.port))
+        proxies = server.proxies_for(given.trusted_proxy)
+        server.serve(service, server.listening(given.listen, given.port), proxies)
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
+from kvpool.api.pace import Pace
 from kvpool.api.status import Board, Key, Readiness
 from kvpool_operator import readout
 from kvpool_operator.client import Cluster, Object
@@ -20,7 +21,6 @@ GATHER_S = 0.25  # what changes together is told together
 # Heard nothing for so long, the answers are not up to date any more: after a failure, and without one.
 FAILED_S, DEAD_S = 30.0, 2 * SILENCE_S
 CONNECT_S = 5.0  # between two tries to find out where the cluster is
-BATCH = 50  # pools between two turns of the event loop
 
 
 class ClusterSource:
@@ -169,10 +169,10 @@ class ClusterSource:
             await asyncio.sleep(GATHER_S)
             self._wake.clear()
             changed, self._changed = self._changed, set()
-            for i, key in enumerate(sorted(changed)):
-                if i % BATCH == BATCH - 1:
-                    await asyncio.sleep(0)
+            pace = Pace()
+            for key in sorted(changed):
                 self._put(key)
+                await pace.turn()
 
     def _put(self, key: Key) -> None:
         pool = self._pools.get(key)

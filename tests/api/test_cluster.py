@@ -278,3 +278,26 @@ def test_kubernetes_access_cluster_away_is_503_and_many_wrong_tokens_are_few_rev
             await KubernetesAccess(lambda: None, clock).who("Bearer other")
 
     asyncio.run(run())
+
+
+def test_kubernetes_access_limits_each_caller_wherever_they_ask_from() -> None:
+    async def run() -> None:
+        fake, clock = FakeCluster(), Clock()
+        fake.tokens = {name: {"username": name, "groups": ["team"]} for name in ("busy", "calm")}
+        async with fake.serve():
+            cluster = await fake.connect()
+            access = KubernetesAccess(lambda: cluster, clock)
+
+            async def ask_often() -> None:
+                for _ in range(2000):
+                    await access.who("Bearer busy")
+
+            with pytest.raises(ApiError) as refused:
+                await ask_often()
+            assert refused.value.status == 429
+            assert (await access.who("Bearer calm")).name == "calm"
+            clock.now += 1
+            assert (await access.who("Bearer busy")).name == "busy"
+            await cluster.close()
+
+    asyncio.run(run())

@@ -203,6 +203,24 @@ def test_keyboard_reaches_and_changes_everything(browser: Any, live: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_theme_that_was_chosen_wins_over_the_system_and_stays(browser: Any, scheme: str) -> None:
+    other = {"light": "dark", "dark": "light"}[scheme]
+    shown = "document.documentElement.dataset.theme + ' ' + getComputedStyle(document.body).backgroundColor"
+    with serving(StillSource()) as url, opened(browser, url, "desktop", scheme) as page:
+        before = page.evaluate(shown)
+        assert before.startswith(scheme)
+        page.get_by_label("Theme").select_option(other)
+        chosen = page.evaluate(shown)
+        assert chosen.startswith(other)
+        assert chosen.split(" ", 1)[1] != before.split(" ", 1)[1]
+        page.reload()
+        assert page.evaluate(shown) == chosen
+        page.get_by_label("Theme").select_option("system")
+        assert page.evaluate(shown) == before
+        assert not page.errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_pool_says_how_to_start_one(browser: Any, scheme: str) -> None:
     with serving(StillSource()) as url, opened(browser, url, "desktop", scheme) as page:
         page.locator("#none").wait_for()

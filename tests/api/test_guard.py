@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.conftest import Ask
@@ -15,6 +19,7 @@ from kvpool.api import server
 from kvpool.api.access import Caller, TokenAccess, bearer
 from kvpool.api.guard import LOOPBACK_NAMES, Limit, RateLimiter, host_name
 from kvpool.api.problem import ApiError
+from kvpool.api.service import Service
 from kvpool.errors import KvpoolError
 from kvpool.report import Counters
 
@@ -151,3 +156,41 @@ def test_every_metric_of_the_api_is_documented_and_no_other(serve: Ask) -> None:
     answer = serve(StillSource(pool())).get("/metrics").text
     served = set(re.findall(r"^# TYPE (kvpool_[a-z_]+) ", answer, re.MULTILINE))
     assert {name for name in served if not name.endswith("_created")} == documented
+
+
+def test_only_trusted_proxies_say_who_asks() -> None:
+    assert server.proxies_for([]) == ""
+    assert server.proxies_for(["10.0.0.0/8", "::1"]) == "10.0.0.0/8,::1"
+    for wrong in ("everybody", "10.0.0.0/99", ""):
+        with pytest.raises(KvpoolError, match=r"no address. Write one like 10\.0\.0\.7"):
+            server.proxies_for([wrong])
+
+
+def _statuses(service: Service, proxies: str, forwarded: list[str]) -> list[int]:
+    """The answers to one request for each text in X-Forwarded-For, from the real server."""
+    listener = server.listening("127.0.0.1", 0)
+    config = server.config_of(service, proxies)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        return [_status(server.url_of(listener) + "/v1/pools", text) for text in forwarded]
+    finally:
+        running.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+def _status(url: str, forwarded: str) -> int:
+    request = urllib.request.Request(url, headers={"X-Forwarded-For": forwarded})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+@pytest.mark.parametrize(("proxies", "last"), [("", 429), ("10.0.0.0/8", 429), ("127.0.0.0/8", 200)])
+def test_limit_counts_the_address_that_a_trusted_proxy_says(proxies: str, last: int) -> None:
+    service = Service(StillSource(pool()), limit=Limit(per_second=0.001, burst=1))
+    assert _statuses(service, proxies, ["192.0.2.1", "192.0.2.2"]) == [200, last]

@@ -34,9 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--companion", type=int, metavar="FD", help=argparse.SUPPRESS)
     parser.add_argument("--redis", metavar="URL", help=f"keep the history there; else {server.REDIS_ENV}")
+    parser.add_argument(
+        "--trusted-proxy", action="append", default=[], metavar="ADDRESS", help=server.PROXY_HELP
+    )
     given = parser.parse_args(arguments)
     server.start_logging()
     try:
+        proxies = server.proxies_for(given.trusted_proxy)
         with ExitStack() as closing:
             if given.companion is None:
                 listener = server.listening(given.listen, given.port)
@@ -48,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server.serve(
                 Service(LocalSource(), history=server.history_for(given.redis), access=access, hosts=hosts),
                 listener,
+                proxies,
             )
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -18,6 +18,7 @@ TYPES = {
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
+    "theme.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "vendor/uPlot.min.css": "text/css; charset=utf-8",
     "vendor/uPlot.min.js": "text/javascript; charset=utf-8",

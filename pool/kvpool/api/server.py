@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +18,7 @@ from kvpool.api.history import History, MemoryHistory
 from kvpool.api.service import Service
 from kvpool.daemon.log import log_to_stderr
 from kvpool.errors import KvpoolError
+from kvpool.quantity import shown
 
 TOKEN_ENV = "KVPOOL_API_TOKEN"
 REDIS_ENV = "KVPOOL_API_REDIS"
@@ -83,6 +85,9 @@ def history_for(url: str | None) -> History:
         raise KvpoolError(f"{REDIS_ENV} is no URL of a Redis; write redis://HOST:6379/0.") from None
 
 
+PROXY_HELP = "a proxy whose X-Forwarded-For says who asks, like 10.0.0.0/8; may be repeated"
+
+
 def hosts_for(address: str, allowed: list[str]) -> frozenset[str] | None:
     """The names by which the API may be asked: any, unless it is open to whoever reaches it."""
     return LOOPBACK_NAMES | frozenset(allowed) if is_loopback(address) else None
@@ -111,9 +116,21 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-def serve(service: Service, listener: socket.socket) -> None:
-    """Answer requests until SIGTERM or SIGINT."""
-    config = uvicorn.Config(
+def proxies_for(given: Sequence[str]) -> str:
+    """Whose X-Forwarded-For is believed, for uvicorn. Raises: KvpoolError for what is no address."""
+    for proxy in given:
+        try:
+            ipaddress.ip_network(proxy, strict=False)
+        except ValueError:
+            raise KvpoolError(
+                f"--trusted-proxy {shown(proxy)} is no address. Write one like 10.0.0.7, or 10.0.0.0/8."
+            ) from None
+    return ",".join(given)
+
+
+def config_of(service: Service, proxies: str = "") -> uvicorn.Config:
+    """How the API is served; `proxies` comes from `proxies_for`."""
+    return uvicorn.Config(
         create_app(service),
         log_config=None,
         access_log=False,
@@ -122,5 +139,11 @@ def serve(service: Service, listener: socket.socket) -> None:
         timeout_keep_alive=30,
         limit_concurrency=None,
         h11_max_incomplete_event_size=32 * 1024,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+
+
+def serve(service: Service, listener: socket.socket, proxies: str = "") -> None:
+    """Answer requests until SIGTERM or SIGINT."""
+    uvicorn.Server(config_of(service, proxies)).run(sockets=[listener])

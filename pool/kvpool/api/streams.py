@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from kvpool.api import times
 from kvpool.api.meter import Amount, Meter
 from kvpool.api.metrics import ApiMetrics
 from kvpool.api.model import percent
+from kvpool.api.pace import REST_S
 from kvpool.api.problem import ApiError
 from kvpool.api.status import Board, Key, PoolStatus
 
@@ -152,10 +154,11 @@ class Streams:
         """Wake readers some at a time: many at once would keep requests waiting."""
         try:
             while self._due:
-                for reader in list(self._due)[:WAKE_AT_ONCE]:
+                for reader in list(itertools.islice(self._due, WAKE_AT_ONCE)):
                     del self._due[reader]
                     reader.wake()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # they send
+                await asyncio.sleep(REST_S)
         finally:
             self._waking = None
 

@@ -163,6 +163,15 @@ def api(
         str | None,
         typer.Option("--redis", metavar="URL", help="Keep the history there; else KVPOOL_API_REDIS."),
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="A proxy whose X-Forwarded-For says who asks, like 10.0.0.0/8; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve the status API of this machine's pools here, until Ctrl-C.
 
@@ -176,9 +185,10 @@ def api(
     from kvpool.api.service import Service
 
     server.start_logging()
+    proxies = server.proxies_for(trusted_proxy or [])
     access = server.access_for(listen, server.static_token(token_file))
     listener = server.listening(listen, port)
     out.note(f"status API: {server.url_of(listener)}")
     history = server.history_for(redis)
     service = Service(LocalSource(), history=history, access=access, hosts=server.hosts_for(listen, []))
-    server.serve(service, listener)
+    server.serve(service, listener, proxies)

@@ -179,7 +179,9 @@ $("access").addEventListener("submit", (event) => {
   start();
 });
 window.addEventListener("resize", () => { for (const [id, chart] of Object.entries(charts)) chart.setSize({ width: $(id).clientWidth, height: chart.height }); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", loadSlow);
+systemDark.addEventListener("change", loadSlow); // charts are drawn in the theme's colours
+$("theme").value = theme();
+$("theme").addEventListener("change", () => { chooseTheme($("theme").value); loadSlow(); });
 
 async function start() {
   try {
