@@ -68,12 +68,15 @@ class Cache:
         del self._objects[kind.name][at]
         self._watched.pop((kind.name, *at), None)
 
-    def replace(self, kind: Kind, listed: Iterable[Object]) -> list[Object]:
-        """Take over a whole list; returns what was news: changed, new, or gone without a word."""
+    def replace(self, kind: Kind, before: Iterable[Object], listed: Iterable[Object]) -> list[Object]:
+        """Take over a whole list; returns what was news: changed, new, or gone without a word.
+
+        `before`: what was known when the list was asked for. What came since then is younger than the list.
+        """
         listed = list(listed)
         news = []
         there = {_at(body) for body in listed}
-        for body in list(self._objects.get(kind.name, {}).values()):
+        for body in before:
             if _at(body) not in there:
                 self.drop(kind, body)
                 news.append(body)

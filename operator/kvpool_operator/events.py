@@ -24,7 +24,7 @@ def now_text() -> str:
 
 
 class Events:
-    """Posts events about pools. What was said before is not said again."""
+    """Posts events about pools. What was said before is not said again; what could not be posted is."""
 
     def __init__(self, cluster: Cluster, component: str = "kvpool-operator") -> None:
         self._cluster = cluster
@@ -78,4 +78,5 @@ class Events:
             await self._cluster.create(body, kinds.EVENT)
         except (*UNREACHABLE, ApiError) as error:
             if not isinstance(error, ApiError) or error.code != 409:  # 409: it is there already
+                self._said.pop(identity, None)  # the next reconcile says it again
                 log.warning("event_failed pool=%s reason=%s error=%r", metadata["name"], reason, str(error))

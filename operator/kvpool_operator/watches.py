@@ -80,9 +80,10 @@ class Watches:
     async def _list(self, kind: Kind, labels: str) -> list[Object]:
         namespaces = self._namespaces if kind.namespaced and self._namespaces else (None,)
         listed: list[Object] = []
+        before = self._cache.all(kind)
         for namespace in namespaces:
             for body in await self._cluster.list(kind, namespace, labels):
                 listed.append(self._slim(kind, body))
-        for body in self._cache.replace(kind, listed):
+        for body in self._cache.replace(kind, before, listed):
             self._changed(kind, body)
         return listed

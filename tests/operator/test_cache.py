@@ -49,9 +49,20 @@ def test_a_list_tells_what_the_watch_has_missed() -> None:
     cache = Cache()
     for name in "abc":
         cache.put(kinds.CONFIG_MAP, config_map(name))
-    news = cache.replace(kinds.CONFIG_MAP, [config_map("a"), config_map("b", 2), config_map("d")])
+    before = cache.all(kinds.CONFIG_MAP)
+    news = cache.replace(kinds.CONFIG_MAP, before, [config_map("a"), config_map("b", 2), config_map("d")])
     assert sorted(body["metadata"]["name"] for body in news) == ["b", "c", "d"]
     assert cache.get(kinds.CONFIG_MAP, "n", "c") is None
+
+
+def test_an_object_that_came_while_the_list_was_on_its_way_stays() -> None:
+    cache = Cache()
+    cache.put(kinds.CONFIG_MAP, config_map("old", 1))
+    before = cache.all(kinds.CONFIG_MAP)
+    cache.put(kinds.CONFIG_MAP, config_map("new", 7), watched=True)
+    news = cache.replace(kinds.CONFIG_MAP, before, [config_map("old", 1)])
+    assert news == []
+    assert cache.get(kinds.CONFIG_MAP, "n", "new") is not None
 
 
 def test_a_field_that_is_not_wanted_any_more_makes_a_difference() -> None:
