@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
-from kvpool import KeyBatch, LookupResult, MissReason, Pool
+from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
 
 # Below vLLM's logger, so that its handlers and level apply; everywhere else an ordinary logger.
 logger = logging.getLogger("vllm.kvpool")
@@ -48,9 +48,9 @@ class GuardedPool:
     def lookup(self, keys: KeyBatch) -> LookupResult | None:
         return self.attempt(self.pool.lookup, keys)
 
-    def record_misses(self, reason: MissReason, count: int) -> None:
+    def record_misses(self, reason: MissReason, count: int, namespace: Namespace | None = None) -> None:
         if count:
-            self.attempt(self.pool.record_misses, reason, count)
+            self.attempt(self.pool.record_misses, reason, count, namespace)
 
     def close(self) -> None:
         self.attempt(self.pool.close)

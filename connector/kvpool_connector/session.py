@@ -16,13 +16,15 @@ from typing import Protocol
 from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
 
 from .guard import GuardedPool, logger
-from .plan import HASH_BYTES, StepPlan, Transfer
+from .plan import HASH_BYTES, StepPlan, Transfer, Work
+from .prefill import Curve, HostStopwatch, Savings, Stopwatch
 from .tally import Tally
 
 # A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go
 # in the meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a
 # moment later.
 LOOKUP_TTL_S = 0.1
+CURVE_EVERY = 16  # steps between two reports of how long this engine computes
 
 
 class PagedCache(Protocol):
@@ -178,7 +180,13 @@ class SchedulerSession:
         request.own_from = request.store_from = span.stop
         request.external = range(span.start, span.stop)
         self._plan.loads.append(
-            Transfer(request_id, b"".join(request.hashes[span]), request.block_ids[span], self._in_background)
+            Transfer(
+                request_id,
+                b"".join(request.hashes[span]),
+                request.block_ids[span],
+                self._in_background,
+                lookup.first * self._block_tokens,
+            )
         )
 
     def _count_misses(self, lookup: _Lookup, *, taken: bool) -> None:
@@ -186,12 +194,13 @@ class SchedulerSession:
         asked = lookup.end - lookup.first
         self.tally.count("requested_blocks", asked * len(self._namespaces))
         if not lookup.results:
-            self._record(MissReason.TIER_ERROR, asked * len(self._namespaces))
+            for namespace in self._namespaces:
+                self._record(namespace, MissReason.TIER_ERROR, asked)
             return
         usable = lookup.hit_count
         declined = 0 < usable < self._min_blocks
-        counts: dict[MissReason, int] = {}
-        for result in lookup.results:
+        for namespace, result in zip(self._namespaces, lookup.results, strict=True):
+            counts: dict[MissReason, int] = {}
             # Blocks behind the first gap share its reason: hashes are chained, they are of no use without it.
             behind = MissReason.NEVER_STORED
             for reason in result.reasons[usable:]:
@@ -199,11 +208,11 @@ class SchedulerSession:
                 counts[behind] = counts.get(behind, 0) + 1
             if declined and not taken:
                 counts[MissReason.BELOW_MINIMUM] = counts.get(MissReason.BELOW_MINIMUM, 0) + usable
-        for reason, count in counts.items():
-            self._record(reason, count)
+            for reason, count in counts.items():
+                self._record(namespace, reason, count)
 
-    def _record(self, reason: MissReason, count: int) -> None:
-        self._pool.record_misses(reason, count)
+    def _record(self, namespace: Namespace, reason: MissReason, count: int) -> None:
+        self._pool.record_misses(reason, count, namespace)
         self.tally.count_reason("missed_blocks", reason.value, count)
 
     def scheduled(
@@ -219,6 +228,8 @@ class SchedulerSession:
 
         `replace`: the ids are a new table and not an addition to the old one (first time, or resumed).
         """
+        if self._loads:
+            self._plan.work.add(computed_tokens, step_tokens)
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -283,6 +294,7 @@ class WorkerSession:
         *,
         agree: Callable[[bool], bool] = bool,
         tally: Tally | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """`agree` is called by all ranks in the same steps, and is True in all when it got True in any."""
         self._pool = pool
@@ -290,6 +302,9 @@ class WorkerSession:
         self._cache = cache
         self._agree = agree
         self.tally = tally or Tally()
+        self._stopwatch = stopwatch or HostStopwatch()
+        self._curve = Curve()
+        self._saved = Savings()
         self._failed: set[int] = set()
         self._wrong_until_epoch = -1
         self._lock = threading.Lock()
@@ -313,9 +328,12 @@ class WorkerSession:
             if transfer.in_background:
                 self._start_thread()
                 self._jobs.put(transfer)
+        self._stopwatch.start()
 
     def store(self, plan: StepPlan) -> None:
         """After the forward pass: store the blocks that it filled."""
+        self._stopwatch.stop(plan.work)
+        self._measure()
         if plan.epoch <= self._wrong_until_epoch:
             return
         for transfer in plan.stores:
@@ -354,11 +372,36 @@ class WorkerSession:
             for reason in LookupResult(codes).reasons if failed else ():
                 if reason is not None:
                     self.tally.count_reason("missed_blocks", reason.value, 1)
+            self._count_saved(transfer, codes)
         hits = len(transfer.block_ids) - len(failed)
         self.tally.count("hit_blocks", hits)
         self.tally.count("failed_blocks", len(failed))
         self.tally.count("loaded_bytes", hits * self._cache.block_bytes)
         return failed
+
+    def _count_saved(self, transfer: Transfer, codes: bytes) -> None:
+        """The engine goes on behind the first block that failed; what came before it is not computed."""
+        blocks = LookupResult(codes).prefix_count
+        if blocks:
+            with self._lock:
+                self._saved.add(transfer.context_tokens, blocks * self._namespace.block_tokens, blocks)
+
+    def _measure(self) -> None:
+        """Learn from the passes that are over, and tell what hits have saved as soon as that is known."""
+        over = self._stopwatch.take()
+        for work, seconds in over:
+            self._curve.add(work, seconds)
+        if over and (self._curve.samples < CURVE_EVERY or self._curve.samples % CURVE_EVERY == 0):
+            self._pool.attempt(self._pool.pool.record_curve, self._curve.report())
+        if not self._saved.blocks:
+            return
+        with self._lock:
+            saved = self._saved
+            saving_s = self._curve.seconds(Work(saved.tokens, saved.pairs))
+            if saving_s is None:
+                return
+            self._saved = Savings()
+        self._pool.attempt(self._pool.pool.record_saved, self._namespace, saving_s, saved.blocks)
 
     def _load_blocks(self, transfer: Transfer) -> bytes | None:
         if len(transfer.hashes) != HASH_BYTES * len(transfer.block_ids):

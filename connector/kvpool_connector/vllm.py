@@ -34,8 +34,10 @@ from kvpool import Namespace, Pool
 from . import identity, pages
 from .guard import GuardedPool, logger
 from .plan import StepPlan
+from .prefill import HostStopwatch
 from .session import SchedulerSession, WorkerSession
 from .settings import Settings, SettingsError
+from .stopwatch import DeviceStopwatch
 from .tally import Tally
 
 try:
@@ -105,7 +107,8 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config, self._hashed_tokens, environment=os.environ, fixed_seed=_fixed_seed()
         )
         self._in_background = _loads_in_background(self._settings, vllm_config)
-        self._pool = GuardedPool(Pool.open(self._settings.pool, host=self._settings.host, role="engine"))
+        engine = str(getattr(transfer, "engine_id", None) or "")  # the same in all processes of an engine
+        self._pool = GuardedPool(Pool.open(self._settings.pool, host=self._settings.host, engine=engine))
         self._tally = Tally()
         self._scheduler: SchedulerSession | None = None
         self._worker: WorkerSession | None = None
@@ -232,7 +235,16 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
             weights=identity.weights(self._config, self._settings),
             version=vllm.__version__,
         )
-        self._worker = WorkerSession(self._pool, self._namespace, cache, agree=_agree, tally=self._tally)
+        device = layers[0].tensor.device.type
+        self._worker = WorkerSession(
+            self._pool,
+            self._namespace,
+            cache,
+            agree=_agree,
+            tally=self._tally,
+            stopwatch=HostStopwatch() if device == "cpu" else DeviceStopwatch(),
+        )
+        self._pool.attempt(self._pool.pool.record_use, self._namespace)
 
     def get_handshake_metadata(self) -> KVPoolHandshake | None:
         return None if self._namespace is None else KVPoolHandshake(self._namespace)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvpool.region import Geometry as Geometry
     from kvpool.region import Region as Region
     from kvpool.report import Counters as Counters
+    from kvpool.report import PrefillCurve as PrefillCurve
     from kvpool.spec import PoolSpec as PoolSpec
 
 _HOME = {
@@ -46,6 +47,7 @@ _HOME = {
     "Pages": "buffers",
     "Pool": "pool",
     "PoolSpec": "spec",
+    "PrefillCurve": "report",
     "Region": "region",
     "RegionError": "errors",
     "StoreResult": "outcomes",

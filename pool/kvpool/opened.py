@@ -78,6 +78,11 @@ class Opened:
             raise
         return tiers
 
+    @property
+    def host(self) -> int:
+        """As which the tiers are open; -1 before they are."""
+        return self._host
+
     def follow(self, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
         """The tiers to use from now on: `tiers`, or others when the manifest has changed.
 

@@ -60,6 +60,11 @@ def daemon_log_path(name: str, host: int) -> Path:
     return pool_dir(name) / f"daemon.h{host}.log"
 
 
+def engines_path(name: str) -> Path:
+    """The folder in which each engine process of the pool `name` counts what it does."""
+    return pool_dir(name) / "engines"
+
+
 def api_lock_path() -> Path:
     """The file that the status API of this machine's pools keeps locked while it lives."""
     return runtime_dir() / "api.lock"

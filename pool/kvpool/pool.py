@@ -9,8 +9,10 @@ from pathlib import Path
 from types import TracebackType
 
 from kvpool.buffers import Blocks, Pages, to_native
+from kvpool.engine_file import EngineFile
+from kvpool.engines import close_report, open_report
 from kvpool.errors import KvpoolError
-from kvpool.keys import KeyBatch
+from kvpool.keys import KeyBatch, Namespace
 from kvpool.opened import Opened, spec_of
 from kvpool.outcomes import (
     CODE_BY_REASON,
@@ -24,7 +26,7 @@ from kvpool.outcomes import (
     StoreResult,
 )
 from kvpool.region import Role
-from kvpool.report import Counters
+from kvpool.report import Counters, PrefillCurve
 from kvpool.spec import PoolSpec
 from kvpool.tiers.base import Tier
 
@@ -40,8 +42,16 @@ class Pool:
     Threads: any thread may call; copies run without the GIL. Two running calls must not share a buffer.
     """
 
-    def __init__(self, tiers: Sequence[Tier], name: str = "", *, opened: Opened | None = None) -> None:
-        """`opened`: how the tiers were opened, by which the pool follows its manifest."""
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        name: str = "",
+        *,
+        opened: Opened | None = None,
+        report: EngineFile | None = None,
+    ) -> None:
+        """`opened`: how the tiers were opened, by which the pool follows its manifest. `report`: where this
+        process counts what it does, besides the tiers."""
         if not tiers:
             raise KvpoolError(
                 f"pool {name}: no tier can be opened here; it needs at least one DRAM or CXL tier"
@@ -49,15 +59,25 @@ class Pool:
         self.name = name
         self.tiers: tuple[Tier, ...] = tuple(tiers)
         self._opened = opened
+        self._report = report
+        self._reporting = report is not None
         self._strangers: dict[bytes, tuple[float, bool]] = {}
 
     @classmethod
-    def open(cls, target: str | Path | PoolSpec, *, host: int | None = None, role: Role = "engine") -> Pool:
+    def open(
+        cls,
+        target: str | Path | PoolSpec,
+        *,
+        host: int | None = None,
+        role: Role = "engine",
+        engine: str = "",
+    ) -> Pool:
         """Attaches to the tiers of a pool that `kvpool up` or the operator has provisioned.
 
         While it is open it follows the manifest of the pool that runs: tiers come and go.
         `target`: a manifest, its path, or the name of a pool that runs on this machine. `host`: this
         process's host (shard of shared tiers), by default KVPOOL_HOST, or what the pool's daemon says, or 0.
+        `engine`: equal in all processes of one engine, which are then shown as one.
 
         Raises: ManifestError, MediumUnavailable (a tier that is not optional cannot be opened), RegionError.
         """
@@ -65,7 +85,9 @@ class Pool:
         opened = Opened(spec.name, role, host)
         tiers = opened.open(spec)
         try:
-            return cls(tiers, spec.name, opened=opened)
+            names = [tier.name for tier in tiers]
+            report = open_report(spec.name, opened.host, names, engine) if role == "engine" else None
+            return cls(tiers, spec.name, opened=opened, report=report)
         except BaseException:
             for tier in tiers:
                 tier.close()
@@ -86,6 +108,9 @@ class Pool:
         """Leaves all tiers."""
         for tier in self.tiers:
             tier.close()
+        report, self._reporting = self._report if self._reporting else None, False
+        if report is not None:
+            close_report(report)
 
     def __enter__(self) -> Pool:
         return self
@@ -109,8 +134,10 @@ class Pool:
             codes = _merge(codes, missing, tier.lookup(keys.select(missing)).codes)
         codes = self._name_strangers(keys, codes)
         if count:
-            hits = codes.count(HIT)
-            tiers[0].record(len(codes), hits, _reasons(codes))
+            hits, misses = codes.count(HIT), _reasons(codes)
+            tiers[0].record(len(codes), hits, misses)
+            if self._report is not None:
+                self._report.served(keys.namespace, hits, misses, 0)
         return LookupResult(codes)
 
     def load(self, keys: KeyBatch, out: Blocks, *, count: bool = True) -> LoadResult:
@@ -137,10 +164,13 @@ class Pool:
             loaded += part.bytes_loaded
         codes = self._name_strangers(keys, codes)
         if count:
-            tiers[0].record(len(codes) - sum(served[1:]), served[0], _reasons(codes))
+            misses = _reasons(codes)
+            tiers[0].record(len(codes) - sum(served[1:]), served[0], misses)
             for tier, hits in zip(tiers[1:], served[1:], strict=False):
                 if hits:
                     tier.record(hits, hits)
+            if self._report is not None:
+                self._report.served(keys.namespace, sum(served), misses, loaded)
         return LoadResult(codes, loaded)
 
     def store(self, keys: KeyBatch, blocks: Blocks) -> StoreResult:
@@ -158,12 +188,34 @@ class Pool:
         codes = tiers[0].store(keys, blocks).codes
         for tier in tiers[1:]:
             codes = bytes(map(_better_store, codes, tier.store(keys, blocks).codes))
-        return StoreResult(codes)
+        result = StoreResult(codes)
+        if self._report is not None:
+            stored, present = result.stored_count, result.present_count
+            declined = _reasons(codes) if stored + present < len(codes) else {}
+            self._report.stored(keys.namespace, stored, present, declined)
+        return result
 
-    def record_misses(self, reason: MissReason, count: int) -> None:
+    def record_misses(self, reason: MissReason, count: int, namespace: Namespace | None = None) -> None:
         """Counts blocks that the caller did not load: the hit rate is over all that could be served."""
         if count > 0:
             self.tiers[0].record(count, 0, {reason: count})
+            if self._report is not None:
+                self._report.served(namespace, 0, {reason: count}, 0)
+
+    def record_saved(self, namespace: Namespace, seconds: float, blocks: int) -> None:
+        """Counts the time that the caller would have computed, had it not loaded `blocks` blocks."""
+        if self._report is not None and seconds > 0:
+            self._report.saved(namespace, round(seconds * 1e6), blocks)
+
+    def record_curve(self, curve: PrefillCurve) -> None:
+        """Says how long the caller computes."""
+        if self._report is not None:
+            self._report.measured(curve)
+
+    def record_use(self, namespace: Namespace) -> None:
+        """Says that the caller uses `namespace`, before it does: what sets it apart can then be told."""
+        if self._report is not None:
+            self._report.know(namespace)
 
     def counters(self) -> Counters:
         """Totals of all processes on all hosts, since the tiers were formatted."""
@@ -217,5 +269,7 @@ def _better_store(a: int, b: int) -> int:
 
 
 def _reasons(codes: bytes) -> dict[MissReason, int]:
+    if codes.count(HIT) == len(codes):
+        return {}
     counts = Counter(codes)
     return {r: n for c, n in counts.items() if (r := REASON_BY_CODE[c]) is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 
 def percent(hits: int, lookups: int) -> str:
@@ -70,6 +70,149 @@ class NamespaceUsage:
     block_bytes: int
     blocks: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCounts:
+    """What engines did in one namespace, as they counted it themselves; the numbers only grow.
+
+    `saved_us`: microseconds of prefill that loads made needless, of `timed_hits` of the hits: of the others
+    nobody has measured how long computing them takes.
+    """
+
+    hits: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    stored: int = 0
+    present: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    saved_us: int = 0
+    timed_hits: int = 0
+
+    @property
+    def lookups(self) -> int:
+        return self.hits + sum(self.misses.values())
+
+    def __add__(self, other: NamespaceCounts) -> NamespaceCounts:
+        return NamespaceCounts(
+            hits=self.hits + other.hits,
+            misses=_add_maps(self.misses, other.misses),
+            stored=self.stored + other.stored,
+            present=self.present + other.present,
+            declined=_add_maps(self.declined, other.declined),
+            bytes_loaded=self.bytes_loaded + other.bytes_loaded,
+            bytes_stored=self.bytes_stored + other.bytes_stored,
+            saved_us=self.saved_us + other.saved_us,
+            timed_hits=self.timed_hits + other.timed_hits,
+        )
+
+    def counters(self) -> Counters:
+        """The same as a pool's counters: what a namespace has none of is 0."""
+        return Counters(
+            lookups=self.lookups,
+            hits=self.hits,
+            misses=dict(self.misses),
+            bytes_loaded=self.bytes_loaded,
+            bytes_stored=self.bytes_stored,
+            stored=self.stored,
+            present=self.present,
+            declined=dict(self.declined),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceReport:
+    """One namespace as engines described it, and what they did in it. The digest is empty for none known."""
+
+    digest: str  # hex
+    description: dict[str, object]
+    block_bytes: int
+    counts: NamespaceCounts = field(default_factory=NamespaceCounts)
+    keyed: bool = False  # a tenant's: whose is in the digest only
+
+    def __add__(self, other: NamespaceReport) -> NamespaceReport:
+        """The same namespace, of other engines."""
+        description = self.description or other.description
+        return replace(self, description=description, counts=self.counts + other.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCurve:
+    """How long an engine computes: `a_us` a token, and `b_ns` more for each token that stands before it.
+
+    `trusted` is False as long as too little was measured.
+    """
+
+    a_us: float = 0.0
+    b_ns: float = 0.0
+    samples: int = 0
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """One process of an engine, and what it did in each namespace (by digest) since it opened the pool."""
+
+    name: str
+    host: int
+    pid: int
+    pod: str
+    engine: str  # equal in all processes of one engine; empty when it did not say
+    started_at: float
+    ended_at: float | None  # None: it lives
+    tiers: list[str]
+    namespaces: dict[str, NamespaceCounts]
+    curve: PrefillCurve = field(default_factory=PrefillCurve)
+
+    @property
+    def shown(self) -> str:
+        """What people call it: a process id is unique on its host, or in its pod."""
+        return f"{self.pod or f'h{self.host}'}/{self.pid}"
+
+    @property
+    def total(self) -> NamespaceCounts:
+        return sum(self.namespaces.values(), NamespaceCounts())
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReports:
+    """What is known of a pool's engines: those that live and those that ended lately, and the sums of all."""
+
+    engines: list[EngineReport] = field(default_factory=list)
+    namespaces: dict[str, NamespaceReport] = field(default_factory=dict)  # by digest, all engines since ever
+    skipped: dict[str, str] = field(default_factory=dict)  # file -> why it was not read
+
+    @property
+    def total(self) -> NamespaceCounts:
+        return sum((n.counts for n in self.namespaces.values()), NamespaceCounts())
+
+    def __add__(self, other: EngineReports) -> EngineReports:
+        """Of two hosts."""
+        namespaces = dict(self.namespaces)
+        for digest, more in other.namespaces.items():
+            before = namespaces.get(digest)
+            namespaces[digest] = more if before is None else before + more
+        return EngineReports(self.engines + other.engines, namespaces, self.skipped | other.skipped)
+
+    def grouped(self) -> EngineReports:
+        """The same with one entry an engine: its processes are added, under the name of the first."""
+        found: dict[object, EngineReport] = {}
+        for report in sorted(self.engines, key=lambda e: (e.started_at, e.name)):
+            key = (report.host, report.engine) if report.engine else report.name
+            before = found.get(key)
+            found[key] = report if before is None else _joined(before, report)
+        return EngineReports(list(found.values()), self.namespaces, self.skipped)
+
+
+def _joined(a: EngineReport, b: EngineReport) -> EngineReport:
+    counts = dict(a.namespaces)
+    for digest, more in b.namespaces.items():
+        counts[digest] = counts.get(digest, NamespaceCounts()) + more
+    ended = None if a.ended_at is None or b.ended_at is None else max(a.ended_at, b.ended_at)
+    tiers = [*a.tiers, *(tier for tier in b.tiers if tier not in a.tiers)]
+    curve = a.curve if a.curve.trusted or not b.curve.trusted else b.curve
+    return replace(a, namespaces=counts, ended_at=ended, tiers=tiers, curve=curve)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvpool import paths
+from kvpool import engines, paths
 from kvpool.daemon import snapshot
 from kvpool.daemon.lock import holder
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import KvpoolError
 from kvpool.provision.plan import in_this_version
 from kvpool.regions_here import RegionTarget, hosts_here, regions_of
-from kvpool.report import Counters, NamespaceUsage
+from kvpool.report import Counters, EngineReports, NamespaceUsage
 from kvpool.spec import PoolSpec
 
 _REPORT_KEYS = {"node_name", "started_at", "updated_at", "scrub", "problems"}
@@ -31,6 +33,7 @@ class PoolView:
     absent: dict[str, str] = field(default_factory=dict)  # tier -> why there are no live numbers of it
     hosts: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # about the look itself, not the pool
+    reports: EngineReports = field(default_factory=EngineReports)  # one entry an engine
 
     @property
     def counters(self) -> Counters:
@@ -38,7 +41,12 @@ class PoolView:
 
     @property
     def namespaces(self) -> list[NamespaceUsage]:
-        return [namespace for tier in self.tiers for namespace in tier.usage.namespaces]
+        """What the regions hold, and what engines use without having stored anything."""
+        return [n for tier in self.tiers for n in tier.usage.namespaces] + [
+            NamespaceUsage(n.digest, n.description, n.block_bytes, blocks=0, bytes=0)
+            for n in self.reports.namespaces.values()
+            if n.digest
+        ]
 
     @property
     def problems(self) -> list[str]:
@@ -85,6 +93,13 @@ class PoolView:
             "hosts": self.hosts,
             "problems": self.problems,
             "notes": self.notes,
+            "engines": [
+                {"engine": engine.shown, "live": engine.ended_at is None, **asdict(engine)}
+                for engine in self.reports.engines
+            ],
+            "namespaces": [
+                {"lookups": n.counts.lookups, **asdict(n)} for n in self.reports.namespaces.values()
+            ],
         }
 
 
@@ -110,7 +125,29 @@ def look(spec: PoolSpec) -> PoolView:
             # fault of the pool; its faults are in the report.
             view.tiers.append(reported)
             view.notes.append(f"tier {region.label} is shown as its daemon last reported it: {error}")
+    view.reports = _engines(spec)
+    view.notes += [
+        f"engine report {name} is not counted: {why}" for name, why in view.reports.skipped.items()
+    ]
     return view
+
+
+def _engines(spec: PoolSpec) -> EngineReports:
+    """What engines counted. What this user may not read, the daemons say."""
+    seen = engines.look(spec.name).grouped()
+    folder = paths.engines_path(spec.name)
+    if not seen.skipped and (not folder.is_dir() or os.access(folder, os.R_OK | os.X_OK)):
+        return seen
+    told: list[EngineReports] = []
+    for host in hosts_here(spec):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            told.append(engines.reports_from((_report(spec.name, host) or {})["engines"]))
+    if not told or sum(len(each.skipped) for each in told) >= max(1, len(seen.skipped)):
+        return seen
+    total = told[0]
+    for each in told[1:]:
+        total = total + each
+    return total
 
 
 def _reported(spec: PoolSpec, region: RegionTarget) -> TierSnapshot | None:

@@ -19,7 +19,7 @@ class BrokenPool:
             raise RuntimeError("no such tier")
         return "found"
 
-    def record_misses(self, reason: MissReason, count: int) -> None:
+    def record_misses(self, reason: MissReason, count: int, namespace: object) -> None:
         raise RuntimeError("no such tier")
 
     def close(self) -> None:

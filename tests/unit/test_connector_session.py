@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvpool import KeyBatch, LookupResult, MissReason, Namespace
+from kvpool import KeyBatch, LookupResult, MissReason, Namespace, PrefillCurve
 from kvpool_connector.guard import GuardedPool
-from kvpool_connector.plan import StepPlan
+from kvpool_connector.plan import StepPlan, Transfer, Work
 from kvpool_connector.session import LOOKUP_TTL_S, SchedulerSession, WorkerSession
 
 BLOCK = 16  # tokens
@@ -29,6 +29,9 @@ class DictPool:
         self.blocks: dict[bytes, bytes] = {}
         self.damaged: set[bytes] = set()
         self.recorded: dict[MissReason, int] = {}
+        self.recorded_of: dict[int, dict[MissReason, int]] = {}
+        self.saved: list[tuple[float, int]] = []
+        self.curve = PrefillCurve()
         self.lookup_count = 0
         self.broken = False
 
@@ -41,8 +44,16 @@ class DictPool:
         self.lookup_count += 1
         return LookupResult(bytes(0 if key in self.blocks else 2 for key in self.keys(keys)))
 
-    def record_misses(self, reason: MissReason, count: int) -> None:
+    def record_misses(self, reason: MissReason, count: int, namespace: Namespace) -> None:
         self.recorded[reason] = self.recorded.get(reason, 0) + count
+        by_rank = self.recorded_of.setdefault(namespace.tp_rank, {})
+        by_rank[reason] = by_rank.get(reason, 0) + count
+
+    def record_saved(self, namespace: Namespace, seconds: float, blocks: int) -> None:
+        self.saved.append((seconds, blocks))
+
+    def record_curve(self, curve: PrefillCurve) -> None:
+        self.curve = curve
 
     def put(self, namespace: Namespace, block_hashes: Sequence[bytes]) -> None:
         for key in self.keys(KeyBatch.from_hashes(namespace, b"".join(block_hashes))):
@@ -490,3 +501,65 @@ def test_close_waits_for_the_load_that_runs(pool: DictPool) -> None:
     w.close()
     assert cache.loaded in ([1], [])
     assert not any(thread.name == "kvpool-load" for thread in threading.enumerate())
+
+
+# ---- what is counted by namespace, and what hits save ----
+
+
+def test_misses_are_counted_in_the_namespace_of_each_rank(pool: DictPool) -> None:
+    ranks = [replace(NAMESPACE, tp_rank=rank, tp_size=2) for rank in range(2)]
+    h = hashes(3)
+    pool.put(ranks[0], h[:2])
+    pool.put(ranks[1], h[:1])
+    s = scheduler(pool, namespaces=ranks)
+    s.open_request("r", h, 3 * BLOCK + 1)
+    s.match("r", 0, 3 * BLOCK + 1)
+    s.admit("r", [0, 1, 2], BLOCK)
+    assert pool.recorded_of == {
+        0: {MissReason.NEVER_STORED: 2},
+        1: {MissReason.NEVER_STORED: 2},
+    }
+
+
+def test_plan_says_what_the_step_computes(pool: DictPool) -> None:
+    s = scheduler(pool)
+    s.open_request("r", hashes(4), 4 * BLOCK)
+    s.scheduled("r", [0, 1], replace=True, computed_tokens=BLOCK, step_tokens=BLOCK)
+    s.scheduled("unknown", [7], replace=True, computed_tokens=100, step_tokens=1)
+    plan = s.take_plan()
+    assert (plan.work.tokens, plan.work.pairs) == (BLOCK + 1, BLOCK * 1.5 * BLOCK + 100.5)
+    assert s.take_plan().work.tokens == 0
+
+
+def test_hits_are_told_as_seconds_once_the_engine_is_measured(pool: DictPool) -> None:
+    """Hits that came before wait for it, up to the first block that failed."""
+
+    class Watch:
+        def __init__(self) -> None:
+            self.waiting: list[tuple[Work, float]] = []
+
+        def start(self) -> None: ...
+
+        def stop(self, work: Work) -> None: ...
+
+        def take(self) -> list[tuple[Work, float]]:
+            over, self.waiting = self.waiting, []
+            return over
+
+    watch, h = Watch(), hashes(4)
+    pool.put(NAMESPACE, [h[0], h[1], h[3]])
+    w = worker(pool, DictCache(), stopwatch=watch)
+    plan = StepPlan(loads=[Transfer("r", b"".join(h), [0, 1, 2, 3], context_tokens=BLOCK)])
+    w.start_loads(plan)
+    w.store(plan)
+    assert pool.saved == []
+    for tokens in range(20, 600, 20):
+        step = Work()
+        step.add(0, tokens)
+        watch.waiting.append((step, 1e-3 + tokens * 1e-4))
+    w.store(StepPlan())
+    ((seconds, blocks),) = pool.saved
+    assert blocks == 2
+    assert seconds == pytest.approx(2 * BLOCK * 1e-4, rel=0.1)
+    w.store(StepPlan())
+    assert len(pool.saved) == 1

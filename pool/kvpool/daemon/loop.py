@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool import engines
 from kvpool.daemon import snapshot
 from kvpool.daemon.chores import DaemonRegion, KeepFree, Resize, Scrub
 from kvpool.daemon.coherence import CoherenceWatch, watch_in_background
@@ -26,6 +28,7 @@ from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
 from kvpool.litmus import Litmus
 from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
 from kvpool.provision.observe import free_bytes
+from kvpool.regions_here import hosts_here
 from kvpool.spec import PoolSpec, TierSpec
 
 log = logging.getLogger("kvpool.daemon")
@@ -36,6 +39,7 @@ RESIZE_S = 0.25
 REAP_S = 1.0
 SCRUB_S = 1.0
 REPORT_S = 2.0
+FOLD_S = 5.0
 RETRY_S_MAX = (
     60.0  # a chore that fails is tried again after 1, 2, 4, ... of its periods, at most this long after
 )
@@ -111,6 +115,7 @@ class Daemon:
     started_at: float = field(default_factory=time.time)
     events: EventLog = field(default_factory=EventLog)
     coherence: CoherenceWatch = field(init=False)
+    engines: engines.Folder = field(init=False)
     owners: dict[str, Ownership] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +124,9 @@ class Daemon:
         self.chores = []
         for opened in self.tiers:
             self._look_after(opened)
+        self.engines = engines.Folder(self.spec.name, self.host)
         self.chores.append(Chore("report", REPORT_S, self.report, self.clock))
+        self.chores.append(Chore("engines", FOLD_S, self.fold, self.clock))
 
     def open(self, tier: TierSpec) -> None:
         """Look after one tier more. Its place in the order is that of `spec`.
@@ -246,6 +253,12 @@ class Daemon:
         making.write_text(json.dumps(self.last_report) + "\n")
         os.replace(making, path)
 
+    def fold(self) -> None:
+        """Engines that ended leave their numbers."""
+        folded = self.engines.fold(set(hosts_here(self.spec)) - {self.host})
+        if folded:
+            log.info("engines_folded pool=%s host=%d count=%d", self.spec.name, self.host, folded)
+
     def report_object(self) -> dict[str, Any]:
         failed = {opened.tier.name: self._look(opened) for opened in self.tiers}
         problems = [f"tier {name}: {problem}" for name, problem in failed.items() if problem]
@@ -260,6 +273,7 @@ class Daemon:
             "ready": not self.refusal,
             "conditions": [self.coherence.to_object()],
             "events": self.events.to_object(),
+            "engines": asdict(engines.look(self.spec.name, self.host).grouped()),
             "skipped_tiers": self.skipped,
             "scrub": {
                 opened.tier.name: {
@@ -316,6 +330,8 @@ def serve(
         ending = stop or _stop_on_signals(closing)
         daemon = Daemon(spec, host, [], skipped, attach=attach or attach_region)
         closing.callback(daemon.close_all)
+        with contextlib.suppress(OSError):  # engines then try themselves
+            daemon.engines.make()
         for tier in spec.tiers:
             if tier.name not in skipped:
                 daemon.open(tier)
