@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpool.outcomes import MissReason
@@ -132,13 +132,19 @@ class Explanation:
     namespaces: tuple[NamespaceDifference, ...]
 
 
-def explain(counters: Counters, namespaces: Iterable[NamespaceUsage]) -> Explanation:
-    """Why the hit rate is what it is, the weightiest reason first."""
+def explain(
+    counters: Counters, namespaces: Iterable[NamespaceUsage], *, of: Collection[str] = ()
+) -> Explanation:
+    """Why the hit rate is what it is, the weightiest reason first.
+
+    `of`: digests, or their beginnings, of one engine's namespaces: `counters` are that engine's, and only
+    settings in which it differs from others are told.
+    """
     known = merged(namespaces)
     misses = _reasons(counters.misses, counters.lookups)
     stores = counters.stored + counters.present + sum(counters.declined.values())
     declined = _reasons(counters.declined, stores)
-    differences = _differences(known)
+    differences = _differences(known, of)
     headline, advice = _verdict(counters, known, misses, declined, differences)
     return Explanation(
         headline=headline,
@@ -175,7 +181,9 @@ def _reasons(counts: dict[str, int], total: int) -> tuple[Reason, ...]:
     )
 
 
-def _differences(known: Sequence[NamespaceUsage]) -> tuple[NamespaceDifference, ...]:
+def _differences(
+    known: Sequence[NamespaceUsage], of: Collection[str] = ()
+) -> tuple[NamespaceDifference, ...]:
     """How each namespace differs from the most similar one that holds at least as many blocks.
 
     Left out: what differs in rank only (the same engine), what holds blocks of another model (nothing to
@@ -187,6 +195,8 @@ def _differences(known: Sequence[NamespaceUsage]) -> tuple[NamespaceDifference, 
         if not others:
             continue
         nearest = min(others, key=lambda other: (len(differing_fields(n, other)), -other.blocks))
+        if of and not any(each.digest.startswith(one) for each in (n, nearest) for one in of):
+            continue
         fields = [name for name in differing_fields(n, nearest) if name not in RANK_FIELDS]
         if not fields or ("model" in fields and n.blocks):
             continue

@@ -164,6 +164,11 @@ class EngineReport:
     tiers: list[str]
     namespaces: dict[str, NamespaceCounts]
     curve: PrefillCurve = field(default_factory=PrefillCurve)
+    more_pids: list[int] = field(default_factory=list)  # of the engine's other processes
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.pid, *self.more_pids]
 
     @property
     def shown(self) -> str:
@@ -212,7 +217,8 @@ def _joined(a: EngineReport, b: EngineReport) -> EngineReport:
     ended = None if a.ended_at is None or b.ended_at is None else max(a.ended_at, b.ended_at)
     tiers = [*a.tiers, *(tier for tier in b.tiers if tier not in a.tiers)]
     curve = a.curve if a.curve.trusted or not b.curve.trusted else b.curve
-    return replace(a, namespaces=counts, ended_at=ended, tiers=tiers, curve=curve)
+    pids = a.more_pids + b.pids
+    return replace(a, namespaces=counts, ended_at=ended, tiers=tiers, curve=curve, more_pids=pids)
 
 
 @dataclass(frozen=True, slots=True)

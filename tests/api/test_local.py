@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from kvpool.api.local import LocalSource
 from kvpool.api.saved import saved
 from kvpool.cli import app
 from kvpool.provision import provision
-from kvpool.report import NamespaceUsage
+from kvpool.report import NamespaceCounts, NamespaceReport, NamespaceUsage
 from kvpool.spec import PoolSpec
 
 MANIFEST = """
@@ -71,11 +72,22 @@ def test_api_and_status_command_agree(spec: PoolSpec, serve: Ask) -> None:
     assert (seen["lookups"], seen["hits"], seen["hitRate"]) == (15, 10, 66.7)
     assert (seen["lookups"], seen["hits"], seen["misses"]) == (told["lookups"], told["hits"], told["misses"])
     assert (seen["blocks"], seen["usedBytes"]) == (told["tiers"][0]["blocks"], told["tiers"][0]["used_bytes"])
-    assert seen["saved"] == {"tokens": 160, "exact": True, "prefillSeconds": None}
+    assert (seen["saved"]["tokens"], seen["saved"]["exact"]) == (160, True)
+    assert (seen["saved"]["prefillSeconds"], seen["saved"]["prefillCoverage"]) == (None, None)
+    assert "different lengths" in seen["saved"]["prefillNote"]
     ready = seen["conditions"][0]
     assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "Stopped")
     spaces = client.get("/v1/pools/local/here/namespaces").json()["items"]
     assert [(s["model"], s["blockTokens"], s["blocks"]) for s in spaces] == [("m", 16, 10)]
+    assert [(s["lookups"], s["hits"], s["hitRate"], s["savedTokens"]) for s in spaces] == [
+        (15, 10, 66.7, 160)
+    ]
+    assert [(s["misses"], s["tenant"]) for s in spaces] == [({"never-stored": 5}, False)]
+    (engine,) = client.get("/v1/pools/local/here/misses").json()["engines"]
+    assert (engine["engine"], engine["live"], engine["hitRate"]) == (f"h0/{os.getpid()}", False, 66.7)
+    assert (engine["lookups"], engine["misses"]) == (15, {"never-stored": 5})
+    assert engine["namespaces"] == [spaces[0]["digest"]]
+    assert [tier["hitRate"] for tier in seen["tiers"]] == [66.7]
 
 
 def test_pool_that_is_gone_leaves_and_broken_manifest_is_shown(spec: PoolSpec, folder: Path) -> None:
@@ -118,3 +130,59 @@ def test_saved_tokens_of_parallel_ranks_count_once_and_mixtures_say_so() -> None
     empty = saved(100, [usage(0, block_tokens=16)])
     assert empty is not None
     assert empty.tokens == 1600
+
+
+def test_saved_tokens_are_exact_when_engines_of_several_block_sizes_report() -> None:
+    def report(hits: int, saved_us: int = 0, timed: int = 0, **fields: object) -> NamespaceReport:
+        counts = NamespaceCounts(hits=hits, saved_us=saved_us, timed_hits=timed)
+        return NamespaceReport("d", fields, 4096, counts)
+
+    stored = [
+        NamespaceUsage("a", {"block_tokens": 16}, 4096, 30, 0),
+        NamespaceUsage("b", {"block_tokens": 32}, 4096, 10, 0),
+    ]
+    reports = {"a": report(60, block_tokens=16), "b": report(40, 4_000_000, 20, block_tokens=32, tp_size=2)}
+    all_told = saved(100, stored, reports)
+    assert all_told is not None
+    assert (all_told.tokens, all_told.exact) == (60 * 16 + 40 * 16, True)
+    # Both ranks have counted the same two seconds; of the other hits nobody knows.
+    assert (all_told.prefill_seconds, all_told.prefill_coverage) == (2.0, 20.0)
+    # Ten hits more, of an engine that reports nothing: 20 tokens each on average.
+    more = saved(110, stored, reports)
+    assert more is not None
+    assert (more.tokens, more.exact) == (all_told.tokens + 200, False)
+    # As custom resources have it: text.
+    text = saved(10, [], {"a": report(10, block_tokens="16", tp_size="1")})
+    assert text is not None
+    assert (text.tokens, text.exact) == (160, True)
+
+
+def test_engines_that_differ_are_told_apart_with_what_to_do(spec: PoolSpec, serve: Ask) -> None:
+    """The second one has stored nothing: only its own report says what it is set to."""
+    use()
+    reader = Namespace("m", "w", "float16", "flat", 32, 4096, "sha256")
+    with Pool.open("here") as opened:
+        keys = KeyBatch.from_hashes(reader, [bytes([9, j]) * 16 for j in range(5)])
+        opened.load(keys, [bytearray(4096) for _ in range(5)])
+        source = LocalSource()
+        asyncio.run(source.step())
+        client = serve(source)  # type: ignore[arg-type]
+        engines = client.get("/v1/pools/local/here/misses").json()["engines"]
+        assert [(e["live"], e["hits"], e["lookups"]) for e in engines] == [(True, 0, 5), (False, 10, 15)]
+        by_name = client.get("/v1/pools/local/here/explain", params={"engine": engines[0]["engine"]}).json()
+        assert (by_name["ownCounters"], by_name["lookups"], by_name["hitRate"]) == (True, 5, 0.0)
+        assert by_name["misses"][0]["reason"] == "wrong-namespace"
+        (difference,) = by_name["namespaces"][0]["differences"]
+        assert (difference["field"], difference["here"], difference["there"]) == ("block_tokens", "32", "16")
+        assert "--block-size" in by_name["advice"]
+        digest = reader.digest.hex()[:12]
+        by_digest = client.get("/v1/pools/local/here/explain", params={"engine": digest}).json()
+        assert (by_digest["lookups"], by_digest["namespaces"]) == (5, by_name["namespaces"])
+    told = CliRunner().invoke(app, ["explain", "here", "--engine", digest])
+    assert "block_tokens" in told.stdout
+    assert "0.0% of 5 looked-up blocks" in told.stdout
+    unknown = CliRunner().invoke(app, ["explain", "here", "--engine", "nobody"])
+    assert (unknown.exit_code, digest in unknown.output) == (1, True)
+    shown = CliRunner().invoke(app, ["status", "here"]).stdout
+    assert "66.6%" in shown  # of the engine, rounded down as everywhere in the terminal
+    assert "saved: 160 tokens" in shown

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from kvpool import paths
-from kvpool.api import model, times
+from kvpool.api import engines, model, times
 from kvpool.api.saved import saved
 from kvpool.api.status import Board, Key, PoolStatus, Readiness
 from kvpool.daemon.snapshot import TierSnapshot
@@ -91,7 +91,7 @@ def status_of(view: PoolView, at: float) -> PoolStatus:
     """What `kvpool status` shows, as the API says it."""
     counters = view.counters
     namespaces = merged(view.namespaces)
-    tiers = _tiers(view.tiers)
+    tiers = model.with_rates(_tiers(view.tiers), counters.lookups)
     nodes = [_node(view, host) for host in view.hosts]
     # A host that was stopped on purpose leaves no report: it is not wanted any more, and not missing.
     wanted = [host for host in view.hosts if host["running"] or host["problems"]]
@@ -109,7 +109,7 @@ def status_of(view: PoolView, at: float) -> PoolStatus:
         misses=counters.misses,
         evictions=counters.evictions,
         tiers=tiers,
-        saved=saved(counters.hits, namespaces),
+        saved=saved(counters.hits, namespaces, view.reports.namespaces),
         problems=view.problems,
     )
     reported = {
@@ -124,6 +124,7 @@ def status_of(view: PoolView, at: float) -> PoolStatus:
         nodes=nodes,
         nodes_at=reported,
         namespaces=namespaces,
+        reports=view.reports.namespaces,
         engines=_engines(view),
         events=[_event(view, event) for event in view.events],
         series={f"{tier.path}": tier.counters for tier in view.tiers},
@@ -137,16 +138,14 @@ def _tiers(snapshots: Sequence[TierSnapshot]) -> list[model.Tier]:
         tier = _tier(taken)
         before = found.get(tier.name)
         if before is not None:
-            lookups, hits = before.lookups + tier.lookups, before.hits + tier.hits
             tier = before.model_copy(
                 update={
                     "capacity_bytes": before.capacity_bytes + tier.capacity_bytes,
                     "used_bytes": before.used_bytes + tier.used_bytes,
                     "blocks": before.blocks + tier.blocks,
                     "evictions": before.evictions + tier.evictions,
-                    "lookups": lookups,
-                    "hits": hits,
-                    "hit_rate": model.percent(hits, lookups),
+                    "lookups": before.lookups + tier.lookups,
+                    "hits": before.hits + tier.hits,
                 }
             )
         found[tier.name] = tier
@@ -174,7 +173,6 @@ def _tier(taken: TierSnapshot) -> model.Tier:
         evictions=taken.counters.evictions,
         lookups=taken.counters.lookups,
         hits=taken.counters.hits,
-        hit_rate=model.percent(taken.counters.hits, taken.counters.lookups),
         shared=shared,
         shards=shards,
     )
@@ -205,7 +203,7 @@ def _node(view: PoolView, host: dict[str, Any]) -> model.Node:
         version="",
         started_at=None if started is None else times.text(started),
         conditions=[_condition(condition) for condition in host["conditions"]],
-        tiers=[_tier(tier) for tier in tiers],
+        tiers=model.with_rates(map(_tier, tiers), counters.lookups if alone else 0),
         lookups=counters.lookups,
         hits=counters.hits,
         hit_rate=model.percent(counters.hits, counters.lookups),
@@ -250,17 +248,9 @@ def _conditions(view: PoolView) -> list[model.Condition]:
 
 
 def _engines(view: PoolView) -> list[model.EngineMisses]:
-    attached: dict[tuple[int, int], list[str]] = {}
-    for tier in view.tiers:
-        for participant in tier.participants:
-            if participant.role == "engine" and participant.alive:
-                tiers = attached.setdefault((participant.host, participant.pid), [])
-                tiers += [tier.name] if tier.name not in tiers else []
+    attached = [(tier.name, process) for tier in view.tiers for process in tier.participants]
     names = {host["host"]: host.get("node_name", "") for host in view.hosts}
-    return [
-        model.EngineMisses(engine=f"h{host}/{pid}", node=names.get(host, ""), tiers=tiers)
-        for (host, pid), tiers in sorted(attached.items())
-    ]
+    return engines.engines(view.reports.engines, attached, names)
 
 
 def _event(view: PoolView, event: dict[str, Any]) -> model.Event:

@@ -97,6 +97,23 @@ def _saved_tokens(status: PoolStatus, labels: str, now: float) -> Iterator[Sampl
         yield labels, status.pool.saved.tokens
 
 
+def _saved_seconds(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    if status.pool.saved is not None and status.pool.saved.prefill_seconds is not None:
+        yield labels, status.pool.saved.prefill_seconds
+
+
+def _engines(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    if status.namespaces is not None:
+        yield labels, sum(engine.live for engine in status.engines)
+
+
+def _unreported(status: PoolStatus, labels: str, now: float) -> Iterator[Sample]:
+    """Hits that no engine's report has: numbers by engine and by namespace leave them out."""
+    if status.namespaces is not None:
+        told = sum(report.counts.hits for report in status.reports.values())
+        yield labels, max(0, status.pool.hits - told)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "kvpool_pool_lookups_total", "counter", "Blocks looked up", lambda s, at, _: [(at, s.pool.lookups)]
@@ -113,6 +130,19 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "kvpool_pool_saved_tokens_total", "counter", "Prompt tokens loaded instead of computed", _saved_tokens
+    ),
+    Family(
+        "kvpool_pool_saved_prefill_seconds_total",
+        "counter",
+        "Seconds of prefill that loads made needless, by the engines' own measured curves",
+        _saved_seconds,
+    ),
+    Family("kvpool_pool_engines", "gauge", "Engines that use the pool", _engines),
+    Family(
+        "kvpool_pool_unreported_hits",
+        "gauge",
+        "Hits of engines that report nothing, left out by engine and namespace",
+        _unreported,
     ),
     Family("kvpool_pool_stored_blocks_total", "counter", "Blocks stored", _counted("stored")),
     Family("kvpool_pool_loaded_bytes_total", "counter", "Bytes loaded", _counted("bytes_loaded")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,7 +83,9 @@ class Tier(Model):
     hits: Count = Field(0, description="blocks served by this tier, since the region was made")
     hit_rate: Percent | None = Field(
         None,
-        description="hits of lookups in percent; see lookups for what is counted here",
+        description="Percent of all blocks that the pool (or node) looked up that this tier served, one "
+        "decimal: the rates of all tiers add up to the pool's. It is no rate of `lookups`, because "
+        "a region counts a miss once for the pool, and not in each tier that was asked.",
         examples=[97.4],
     )
     shared: bool = Field(False, description="one region for all nodes")
@@ -104,12 +107,19 @@ class Saved(Model):
         description="prompt tokens whose KV was loaded instead of computed", examples=[1_204_224]
     )
     exact: bool = Field(
-        description="False when engines of different block sizes or parallel sizes share the pool: hits are "
-        "not counted by engine, so the tokens of a block are then an average over what is stored."
+        description="False when some hits are of engines that report nothing (older ones, or of other "
+        "machines) and blocks differ in size: the tokens of these are an average over what is stored."
     )
     prefill_seconds: float | None = Field(
-        None, ge=0, description="seconds of prefill; null as long as no curve was measured for the model"
+        None,
+        ge=0,
+        description="seconds of prefill, as the engines that loaded would have taken by their own measured "
+        "curve; null as long as no engine has measured one",
     )
+    prefill_coverage: Percent | None = Field(
+        None, description="percent of the hits that prefillSeconds is of: the others were not measured"
+    )
+    prefill_note: str = Field("", description="why prefillSeconds is null")
 
 
 class Pool(Aged):
@@ -168,13 +178,24 @@ class NamespaceOfEngine(Model):
     block_bytes: Bytes = 0
     blocks: Count = Field(0, description="blocks that can be found now")
     bytes: Bytes = 0
-    hit_rate: Percent | None = Field(
-        None, description="percent; null: regions of format 1 count hits for the pool and not by namespace"
+    lookups: Count | None = Field(
+        None, description="blocks that engines looked up in it; null: none that reports has used it"
+    )
+    hits: Count | None = Field(None, description="blocks that it served")
+    hit_rate: Percent | None = Field(None, description="percent of its lookups, one decimal")
+    misses: dict[str, Count] | None = Field(None, description="blocks not served, by reason")
+    saved_tokens: Count | None = Field(None, description="prompt tokens loaded instead of computed")
+    saved_prefill_seconds: Seconds | None = Field(
+        None, description="seconds of prefill; null as long as no engine has measured how long it computes"
+    )
+    tenant: bool | None = Field(
+        None,
+        description="True: a tenant's key keeps it apart from engines with the same settings; whose it is, "
+        "is in the digest and shown nowhere. null: no engine that reports has used it",
     )
     description: dict[str, str] = Field(
         default_factory=dict,
-        description="every field of the namespace, as text: dtype, layout, weights, ... "
-        "A tenant is in the digest and is shown nowhere.",
+        description="every field of the namespace but the tenant, as text: dtype, layout, weights, ...",
     )
 
 
@@ -191,14 +212,25 @@ class MissReason(Model):
 
 
 class EngineMisses(Model):
-    """An engine process that uses the pool."""
+    """An engine that uses the pool, or did so within the last hour; counters since it opened the pool."""
 
-    engine: str = Field(description="host and process number", examples=["h0/4711"])
-    node: str = ""
-    tiers: list[str] = Field(default_factory=list, description="tiers that it is attached to")
-    misses: dict[str, Count] | None = Field(
-        None, description="by reason; null: regions of format 1 show counters of all engines together"
+    engine: str = Field(
+        description="its pod, or its host's number, and the process id there; `explain?engine=` takes it",
+        examples=["h0/4711"],
     )
+    node: str = ""
+    pod_name: str = ""
+    live: bool = Field(True, description="False when it has ended")
+    started_at: str | None = Field(None, description="RFC 3339")
+    ended_at: str | None = Field(None, description="RFC 3339")
+    tiers: list[str] = Field(default_factory=list, description="tiers that it is attached to")
+    namespaces: list[str] = Field(default_factory=list, description="that it uses; 12 hex digits each")
+    lookups: Count | None = Field(
+        None, description="blocks; null: it reports nothing, because it could not write to the pool's folder"
+    )
+    hits: Count | None = Field(None, description="blocks")
+    hit_rate: Percent | None = Field(None, description="percent of its lookups, one decimal")
+    misses: dict[str, Count] | None = Field(None, description="blocks not served, by reason")
 
 
 class FieldDifference(Model):
@@ -280,6 +312,10 @@ class Explanation(OfPool):
     hits: Count
     misses: list[MissReason] = Field(description="the weightiest first")
     declined: list[MissReason]
+    engine: str | None = Field(None, description="whom it is about; null: the whole pool")
+    own_counters: bool = Field(
+        False, description="True: lookups, hits and misses are of `engine` alone; else of the whole pool"
+    )
     namespaces: list[NamespaceDifference] = Field(description="settings in which engines differ")
     namespaces_known: bool = Field(description="False when the source cannot see into the regions")
     problems: list[str]
@@ -333,6 +369,11 @@ class Health(Model):
     pools: Count
     history: Literal["memory", "redis"]
     notice: str = Field("", description="what works less well than it should")
+
+
+def with_rates(tiers: Iterable[Tier], lookups: int) -> list[Tier]:
+    """The tiers with what they served of `lookups`."""
+    return [tier.model_copy(update={"hit_rate": percent(tier.hits, lookups)}) for tier in tiers]
 
 
 def percent(hits: int, lookups: int) -> float | None:

@@ -8,18 +8,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
+from kvpool.api import engines, model, pages, tags, times
 from kvpool.api import history as past
-from kvpool.api import model, pages, tags, times
 from kvpool.api.access import Caller, readable
+from kvpool.api.engines import SHOWN_DIGITS
 from kvpool.api.problem import ApiError, documented
 from kvpool.api.service import Service
 from kvpool.api.status import Key, PoolStatus
 from kvpool.explain import Explanation, Reason, explain
-from kvpool.report import NamespaceUsage
+from kvpool.report import Counters, NamespaceCounts
 
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = r"^[1-9][0-9]{0,5}[smhd]$"
+ENGINE = r"^[A-Za-z0-9]([-A-Za-z0-9./]*[A-Za-z0-9])?$"
+ENGINE_DIGITS_MIN = 4
 WINDOW_S_MAX = past.COARSE.keep_s
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
@@ -182,7 +185,7 @@ async def get_namespaces(
     request: Request, service: ServiceOf, status: StatusOf, if_none_match: IfNoneMatch = None
 ) -> Response:
     now = service.clock()
-    items = [_namespace(n) for n in status.namespaces or ()]
+    items = engines.namespaces(status.namespaces or (), status.reports)
     body = model.NamespaceList(**_of_pool(status, now), known=status.namespaces is not None, items=items)
     return _answer(request, service, status, now, "namespaces", body)
 
@@ -224,20 +227,18 @@ async def get_explanation(
     engine: Annotated[
         str | None,
         Query(
-            pattern="^[0-9a-f]{4,64}$",
-            description="only what concerns this engine: the first hex digits of its namespace's digest, "
-            "as `namespaces` lists them and the connector logs them",
+            pattern=ENGINE,
+            max_length=320,
+            description="only what concerns this engine: its name as `misses` lists it, or the first hex "
+            "digits of its namespace's digest, as `namespaces` lists them and the connector logs them",
         ),
     ] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     now = service.clock()
-    known = list(status.namespaces or ())
-    if engine is not None and not any(n.digest.startswith(engine) for n in known):
-        listed = ", ".join(n.digest[:12] for n in known[:10]) or "none that this source can see"
-        raise ApiError(404, f"engine: no namespace of this pool begins with {engine}; there are: {listed}")
-    explained = explain(status.counters, known)
-    body = _explanation(status, explained, now, engine)
+    counters, of = whose(status, engine)
+    explained = explain(status.counters if counters is None else counters, status.namespaces or (), of=of)
+    body = _explanation(status, explained, now, engine, own=counters is not None)
     return _answer(request, service, status, now, f"explain {engine}", body)
 
 
@@ -315,22 +316,35 @@ def _reasons(reasons: Iterable[Reason]) -> list[model.MissReason]:
     ]
 
 
-def _namespace(n: NamespaceUsage) -> model.NamespaceOfEngine:
-    tokens = n.description.get("block_tokens")
-    return model.NamespaceOfEngine(
-        digest=n.digest[:12],
-        model=str(n.description.get("model", "")),
-        block_tokens=tokens if isinstance(tokens, int) and tokens >= 0 else None,
-        block_bytes=n.block_bytes,
-        blocks=n.blocks,
-        bytes=n.bytes,
-        hit_rate=None,
-        description={name: str(value) for name, value in n.description.items()},
-    )
+def whose(status: PoolStatus, engine: str | None) -> tuple[Counters | None, list[str]]:
+    """The counters of an engine alone (None: nobody counts them), and the digests of its namespaces.
+
+    Raises: ApiError 404 for an engine that is not known.
+    """
+    if engine is None:
+        return None, []
+    named = next((each for each in status.engines if each.engine == engine), None)
+    if named is not None:
+        if named.lookups is None or named.hits is None:
+            return None, named.namespaces
+        blocks = sum(n.blocks for n in status.namespaces or () if n.digest[:SHOWN_DIGITS] in named.namespaces)
+        own = Counters(named.lookups, named.hits, dict(named.misses or {}), stored=blocks)
+        return own, named.namespaces
+    digests = [n.digest for n in status.namespaces or () if n.digest.startswith(engine)]
+    if not digests or len(engine) < ENGINE_DIGITS_MIN:
+        listed = [each.engine for each in status.engines[:10]]
+        listed += [n.digest[:SHOWN_DIGITS] for n in (status.namespaces or ())[:10]]
+        raise ApiError(
+            404,
+            f"engine: no engine of this pool is called {engine}, and no namespace's digest begins so; "
+            f"there are: {', '.join(listed) or 'none that this source can see'}",
+        )
+    told = [status.reports[digest].counts for digest in digests if digest in status.reports]
+    return sum(told, NamespaceCounts()).counters() if told else None, digests
 
 
 def _explanation(
-    status: PoolStatus, explained: Explanation, now: float, engine: str | None
+    status: PoolStatus, explained: Explanation, now: float, engine: str | None, *, own: bool
 ) -> model.Explanation:
     differences = [
         model.NamespaceDifference(
@@ -344,15 +358,16 @@ def _explanation(
             ],
         )
         for d in explained.namespaces
-        if engine is None or d.namespace.startswith(engine[:12]) or d.nearest.startswith(engine[:12])
     ]
     return model.Explanation(
         **_of_pool(status, now),
         headline=explained.headline,
         advice=explained.advice,
-        hit_rate=status.pool.hit_rate,
-        lookups=status.pool.lookups,
-        hits=status.pool.hits,
+        engine=engine,
+        own_counters=own,
+        hit_rate=model.percent(explained.hits, explained.lookups) if own else status.pool.hit_rate,
+        lookups=explained.lookups if own else status.pool.lookups,
+        hits=explained.hits if own else status.pool.hits,
         misses=_reasons(explained.misses),
         declined=_reasons(explained.declined),
         namespaces=differences,

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 from kvpool.api import model
-from kvpool.report import Counters, NamespaceUsage
+from kvpool.report import Counters, NamespaceReport, NamespaceUsage
 
 
 class Key(NamedTuple):
@@ -39,6 +39,7 @@ class PoolStatus:
     nodes: Sequence[model.Node] = ()  # sorted by name
     nodes_at: Mapping[str, float] = field(default_factory=dict)  # name -> Unix time of its last news
     namespaces: Sequence[NamespaceUsage] | None = None  # None: the source cannot know
+    reports: Mapping[str, NamespaceReport] = field(default_factory=dict)  # by digest: what engines counted
     engines: Sequence[model.EngineMisses] = ()
     events: Sequence[model.Event] = ()  # the newest last
     # Counters by what counts them (a region, a node): these may start anew, or come and go.
@@ -134,6 +135,7 @@ def _says_the_same(before: PoolStatus, after: PoolStatus) -> bool:
         and before.nodes == after.nodes
         and before.counters == after.counters
         and before.namespaces == after.namespaces
+        and before.reports == after.reports
         and before.engines == after.engines
         and before.events == after.events
     )

@@ -15,8 +15,10 @@ from rich.table import Table
 
 from kvpool import paths
 from kvpool.api.meter import Amount, Meter
+from kvpool.api.saved import saved
 from kvpool.cli import output as out
 from kvpool.cli import target
+from kvpool.explain import merged
 from kvpool.quantity import human_bytes
 from kvpool.view import PoolView, look
 
@@ -30,6 +32,8 @@ COLUMNS = (
     "stored/s",
     "evicted/s",
     "used",
+    "engines",
+    "saved",
     "main miss",
 )
 LEFT = ("pool", "state", "main miss")
@@ -57,8 +61,20 @@ class Gauge:
             f"{amount.hits / amount.lookups:.1%}" if amount.lookups else "-",
             *_rates(amount, seconds),
             f"{100 * used / capacity:.0f}% of {human_bytes(capacity)}" if capacity else "-",
+            str(sum(engine.ended_at is None for engine in view.reports.engines)),
+            _saved(view),
             _main_miss(counters.misses),
         ]
+
+
+def _saved(view: PoolView) -> str:
+    """Seconds of prefill, or tokens as long as no engine has measured how long it computes."""
+    known = saved(view.counters.hits, merged(view.namespaces), view.reports.namespaces)
+    if known is None:
+        return "-"
+    if known.prefill_seconds is not None:
+        return f"{known.prefill_seconds:.1f} s"
+    return f"{known.tokens} tokens"
 
 
 def _rates(amount: Amount, seconds: float | None) -> list[str]:

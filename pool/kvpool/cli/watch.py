@@ -12,16 +12,20 @@ from typing import Annotated, Any
 import typer
 
 from kvpool import paths
+from kvpool.api.saved import saved
 from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
-from kvpool.explain import Explanation, Reason
+from kvpool.errors import KvpoolError
+from kvpool.explain import Explanation, Reason, merged
 from kvpool.explain import explain as explained
 from kvpool.quantity import human_bytes
+from kvpool.report import Counters, NamespaceCounts, percent
 from kvpool.spec import PoolSpec
 from kvpool.view import PoolView, look
 
 CLEAR = "\x1b[H\x1b[2J"
+ENGINES_SHOWN = 20
 EVENTS_SHOWN = 5  # the last ones; --output json has all that the daemons keep
 
 
@@ -86,17 +90,19 @@ def _show_pool(view: PoolView) -> None:
                 "of": human_bytes(usage.capacity_bytes),
                 "full": f"{100 * usage.used_bytes / max(usage.capacity_bytes, 1):.0f}%",
                 "blocks": usage.blocks,
+                "served": f"{100 * tier.counters.hits / counters.lookups:.1f}%" if counters.lookups else "-",
                 "evictions": tier.counters.evictions,
                 "path": tier.path,
             }
         )
-    out.print_table(rows, numbers=("used", "of", "full", "blocks", "evictions"))
+    out.print_table(rows, numbers=("used", "of", "full", "blocks", "served", "evictions"))
     rate = f"{counters.hit_rate:.1%}" if counters.lookups else "-"
     misses = ", ".join(f"{reason} {count}" for reason, count in _by_weight(counters.misses)) or "none"
     out.say(f"hit rate {rate}: {counters.hits} of {counters.lookups} looked-up blocks; misses: {misses}")
     where = " in all tiers together" if len(view.tiers) > 1 else ""
     stored = f"stored {counters.stored} blocks, {human_bytes(counters.bytes_stored)}{where}"
     out.say(f"{stored}; {_declined(counters.declined)}")
+    _show_engines(view)
     out.say(f"daemons: {', '.join(map(_daemon, view.hosts))}; attached: {_participants(view)}")
     for condition in view.conditions:
         text = f"{condition['type']}: {condition['status']} ({condition['reason']})"
@@ -110,6 +116,44 @@ def _show_pool(view: PoolView) -> None:
         out.say(f"problem: {problem}")
     for note in view.notes:
         out.say(f"note: {note}")
+
+
+def _show_engines(view: PoolView) -> None:
+    """A table of those that count for themselves: they live, or ended within the hour."""
+    rows: list[dict[str, object]] = []
+    shown = sorted(view.reports.engines, key=lambda engine: engine.ended_at is not None)[:ENGINES_SHOWN]
+    for engine in shown:
+        total = engine.total
+        worst = _by_weight(total.misses)[:1]
+        models = {
+            str(view.reports.namespaces[digest].description.get("model", ""))
+            for digest in engine.namespaces
+            if digest in view.reports.namespaces and digest
+        }
+        rows.append(
+            {
+                "engine": engine.shown,
+                "state": "lives" if engine.ended_at is None else "ended",
+                "hit rate": f"{percent(total.hits, total.lookups)}%" if total.lookups else "-",
+                "lookups": total.lookups,
+                "main miss": f"{worst[0][0]} {worst[0][1]}" if worst else "-",
+                "namespaces": ",".join(sorted(digest[:12] for digest in engine.namespaces if digest)[:3])
+                or "-",
+                "model": ",".join(sorted(models)) or "-",
+            }
+        )
+    if rows:
+        out.print_table(rows, numbers=("hit rate", "lookups"))
+    if len(view.reports.engines) > len(shown):
+        out.say(f"and {len(view.reports.engines) - len(shown)} engines more; --output json has all")
+    known = saved(view.counters.hits, merged(view.namespaces), view.reports.namespaces)
+    if known is not None and view.counters.hits:
+        about = "" if known.exact else "about "
+        seconds = ""
+        if known.prefill_seconds is not None:
+            of = f"{known.prefill_coverage or 0:.0f}% of the hits"
+            seconds = f", {known.prefill_seconds:.1f} s of prefill (measured for {of})"
+        out.say(f"saved: {about}{known.tokens} tokens{seconds}")
 
 
 def _by_weight(counts: dict[str, int]) -> list[tuple[str, int]]:
@@ -133,18 +177,40 @@ def _participants(view: PoolView) -> str:
 def explain(
     name: target.NameArgument = None,
     file: target.FileOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", "-e", help="Only this engine: as status names it, or its namespace."),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say why the hit rate of a pool is what it is, and what to do about it."""
     spec = target.pool(name, file)
     view = look(spec)
-    explanation = explained(view.counters, view.namespaces)
+    counters, of = (view.counters, []) if engine is None else _of_engine(view, engine)
+    explanation = explained(counters, view.namespaces, of=of)
     if output is Output.JSON:
         out.print_json({"name": spec.name, **asdict(explanation), "problems": view.problems})
         return
     _show_explanation(explanation)
     for problem in view.problems:
         out.say(f"problem: {problem}")
+
+
+def _of_engine(view: PoolView, engine: str) -> tuple[Counters, list[str]]:
+    """An engine's own counters and namespaces. Raises: KvpoolError for one that is not known."""
+    for report in view.reports.engines:
+        if report.shown == engine:
+            return report.total.counters(), [digest for digest in report.namespaces if digest]
+    digests = [n.digest for n in merged(view.namespaces) if n.digest.startswith(engine)]
+    if not digests:
+        known = [report.shown for report in view.reports.engines]
+        known += [n.digest[:12] for n in merged(view.namespaces)]
+        raise KvpoolError(
+            f"no engine of this pool is called {engine}, and no namespace's digest begins so; "
+            f"there are: {', '.join(known) or 'none'}."
+        )
+    told = [view.reports.namespaces[digest].counts for digest in digests if digest in view.reports.namespaces]
+    return (sum(told, NamespaceCounts()).counters() if told else view.counters), digests
 
 
 def _show_explanation(explanation: Explanation) -> None:

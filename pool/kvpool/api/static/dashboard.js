@@ -97,14 +97,15 @@ async function loadExplanation() {
 async function loadSlow() {
   const key = page.key;
   if (!key) return;
-  const [explained, nodes, models, history] = await Promise.all([
-    json(`${base()}/explain`), json(`${base()}/nodes`), json(`${base()}/namespaces`),
+  const [explained, nodes, models, misses, history] = await Promise.all([
+    json(`${base()}/explain`), json(`${base()}/nodes`), json(`${base()}/namespaces`), json(`${base()}/misses`),
     json(`${base()}/history?window=${page.window}&step=${{ "15m": "10s", "1h": "10s", "24h": "15m", "7d": "1h" }[page.window]}`),
   ]).catch((error) => { failed(error); return []; });
   if (!explained || key !== page.key) return;
   drawExplanation(explained);
   drawNodes(nodes);
   drawModels(models);
+  drawEngines(misses);
   drawHistory(history);
   $("main").setAttribute("aria-busy", "false");
 }

@@ -17,6 +17,8 @@ const number = (n) => n.toLocaleString("en");
 const compact = (n) => (n < 10000 ? number(n) : Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 }).format(n));
 const seconds = (s) => (s === null ? DASH : s < 0.001 ? `${(s * 1e6).toFixed(0)} µs` : s < 1 ? `${(s * 1e3).toPrecision(3)} ms` : `${s.toPrecision(3)} s`);
 
+const duration = (s) => (s === null ? DASH : s < 100 ? `${s.toPrecision(2)} s` : s < 7200 ? `${Math.round(s / 60)} min` : `${compact(Math.round(s / 3600))} h`);
+
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let i = 0;
@@ -35,8 +37,11 @@ function drawPool(pool, interval) {
     : "nothing was looked up yet";
   $("tokens").textContent = pool.saved ? compact(pool.saved.tokens) : DASH;
   $("tokens-note").textContent = !pool.saved ? "not known to this source"
-    : pool.saved.prefillSeconds !== null ? `${number(Math.round(pool.saved.prefillSeconds))} s of prefill`
-    : pool.saved.exact ? "prefill time: no curve measured" : "about: engines differ in block size";
+    : pool.saved.exact ? "loaded, not computed" : "about: some engines report nothing";
+  const prefill = pool.saved?.prefillSeconds ?? null;
+  $("prefill").textContent = duration(prefill);
+  $("prefill-note").textContent = prefill !== null ? `measured for ${percent(pool.saved.prefillCoverage)} of the hits`
+    : pool.saved?.prefillNote ? "no engine has measured its prefill yet" : pool.hits ? "not known to this source" : "no hit yet";
   const rate = interval && interval.seconds > 0 ? interval.lookups / interval.seconds : null;
   $("lookups").textContent = rate === null ? compact(pool.lookups) : `${compact(Math.round(rate))}/s`;
   $("lookups-note").textContent = rate === null ? "blocks in all" : `${compact(pool.lookups)} blocks in all`;
@@ -109,8 +114,29 @@ function drawModels(answer) {
   $("models-empty").textContent = empty;
   $("models-table").hidden = answer.items.length === 0;
   $("models").replaceChildren(...answer.items.map((n) => make("tr", null, {},
-    make("th", n.digest, { scope: "row" }), make("td", n.model || DASH, { class: "text" }), make("td", n.description.dtype || DASH),
-    make("td", n.blockTokens === null ? DASH : number(n.blockTokens), { class: "n" }), make("td", number(n.blocks), { class: "n" }), make("td", bytes(n.bytes), { class: "n" }))));
+    make("th", n.digest, { scope: "row" }), make("td", `${n.model || DASH}${n.tenant ? " (a tenant's)" : ""}`, { class: "text" }), make("td", n.description.dtype || DASH),
+    make("td", n.blockTokens === null ? DASH : number(n.blockTokens), { class: "n" }), make("td", number(n.blocks), { class: "n" }), make("td", bytes(n.bytes), { class: "n" }),
+    make("td", percent(n.hitRate), { class: "n" }), make("td", n.lookups === null ? DASH : number(n.lookups), { class: "n" }),
+    make("td", n.savedTokens === null ? DASH : compact(n.savedTokens), { class: "n" }), make("td", duration(n.savedPrefillSeconds), { class: "n" }))));
+}
+
+const ENGINES_SHOWN = 50;
+
+function drawEngines(answer) {
+  const all = answer.engines, shown = all.slice(0, ENGINES_SHOWN);
+  $("engines-empty").hidden = all.length > 0;
+  $("engines-empty").textContent = "No engine has this pool open, or did so within the last hour.";
+  $("engines-table").hidden = all.length === 0;
+  $("engines").replaceChildren(...shown.map((e) => {
+    const worst = Object.entries(e.misses ?? {}).sort((a, b) => b[1] - a[1])[0];
+    return make("tr", null, {}, make("th", e.engine, { scope: "row" }), make("td", e.node || DASH),
+      make("td", null, {}, make("span", e.live ? "running" : "ended", { class: "state", "data-is": e.live ? "good" : "warn" })),
+      make("td", percent(e.hitRate), { class: "n" }), make("td", e.lookups === null ? DASH : number(e.lookups), { class: "n" }),
+      make("td", e.lookups === null ? "reports nothing: it cannot write to the pool's folder" : worst ? `${worst[0]} ${number(worst[1])}` : DASH, { class: "text" }),
+      make("td", e.namespaces.join(" ") || DASH, { class: "text" }));
+  }));
+  $("engines-more").hidden = all.length <= shown.length;
+  $("engines-more").textContent = `${shown.length} of ${all.length} engines are shown; the API has all.`;
 }
 
 function addEvent(event) {

@@ -1,0 +1,89 @@
+"""Engines and namespaces as the API says them: from what engines report, and from who is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvpool.api import model, times
+from kvpool.api.saved import seconds_of, tokens_of
+from kvpool.report import EngineReport, NamespaceReport, NamespaceUsage, ParticipantInfo
+
+SHOWN_DIGITS = 12
+
+
+def engines(
+    reports: Iterable[EngineReport],
+    attached: Iterable[tuple[str, ParticipantInfo]],
+    nodes: Mapping[int, str],
+) -> list[model.EngineMisses]:
+    """The engines of this machine: those that report, and those that are attached and do not.
+
+    `attached`: the tier with each participant. `nodes`: names by host.
+    """
+    reports = list(reports)
+    found = [_reported(report, nodes.get(report.host, "")) for report in reports]
+    silent: dict[tuple[int, int], list[str]] = {}
+    for tier, process in attached:
+        if process.role == "engine" and process.alive:
+            tiers = silent.setdefault((process.host, process.pid), [])
+            tiers += [tier] if tier not in tiers else []
+    # In pods a process id is not unique: as many as report one are taken for those that report.
+    known = {(report.host, pid) for report in reports if report.ended_at is None for pid in report.pids}
+    found += [
+        model.EngineMisses(engine=f"h{host}/{pid}", node=nodes.get(host, ""), live=True, tiers=tiers)
+        for (host, pid), tiers in silent.items()
+        if (host, pid) not in known
+    ]
+    return sorted(found, key=lambda engine: (not engine.live, engine.engine))
+
+
+def _reported(report: EngineReport, node: str) -> model.EngineMisses:
+    total = report.total
+    return model.EngineMisses(
+        engine=report.shown,
+        node=node,
+        pod_name=report.pod,
+        live=report.ended_at is None,
+        started_at=times.text(report.started_at),
+        ended_at=None if report.ended_at is None else times.text(report.ended_at),
+        tiers=report.tiers,
+        namespaces=[digest[:SHOWN_DIGITS] for digest in sorted(report.namespaces) if digest],
+        lookups=total.lookups,
+        hits=total.hits,
+        hit_rate=model.percent(total.hits, total.lookups),
+        misses=total.misses,
+    )
+
+
+def namespaces(
+    known: Sequence[NamespaceUsage], reports: Mapping[str, NamespaceReport]
+) -> list[model.NamespaceOfEngine]:
+    """What is stored, by what has to be equal to share it, with what engines did."""
+    return [_namespace(n, reports.get(n.digest)) for n in known]
+
+
+def _namespace(n: NamespaceUsage, report: NamespaceReport | None) -> model.NamespaceOfEngine:
+    said = str(n.description.get("block_tokens"))
+    made = model.NamespaceOfEngine(
+        digest=n.digest[:SHOWN_DIGITS],
+        model=str(n.description.get("model", "")),
+        block_tokens=int(said) if said.isdecimal() and len(said) < 10 else None,
+        block_bytes=n.block_bytes,
+        blocks=n.blocks,
+        bytes=n.bytes,
+        description={name: str(value) for name, value in n.description.items()},
+    )
+    if report is None:
+        return made
+    counts = report.counts
+    return made.model_copy(
+        update={
+            "tenant": report.keyed,
+            "lookups": counts.lookups,
+            "hits": counts.hits,
+            "hit_rate": model.percent(counts.hits, counts.lookups),
+            "misses": dict(counts.misses),
+            "saved_tokens": tokens_of(report),
+            "saved_prefill_seconds": seconds_of(report),
+        }
+    )
