@@ -17,6 +17,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from rich.console import Console
 from rich.table import Table
 
+from kvpool.api import engines, model
 from kvpool.api.meter import Meter
 from kvpool.api.status import Key, PoolStatus
 from kvpool.errors import KvpoolError
@@ -27,6 +28,7 @@ from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.listwatch import GROUP_VERSION, PAGE
 
 CLEAR = "\x1b[H\x1b[2J"
+ENGINES_SHOWN = 20
 INTERVAL_S = 5.0  # the operator writes every few seconds
 
 
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, parents=[common])
         if name == "explain":
             command.add_argument("name", help="the pool's name")
+            command.add_argument("--engine", help="only this engine: as status names it, or its namespace")
         if name == "status":
             command.add_argument("name", nargs="?", help="one pool, with its nodes")
         if name != "explain":
@@ -91,8 +94,10 @@ async def _run(given: argparse.Namespace) -> None:
                 raise KvpoolError(
                     f'no pool "{name}" in namespace "{namespace}"; kubectl get kvp -A lists them.'
                 )
-        show = _show_explanation if given.command == "explain" else _show_status
-        show(statuses, as_json=given.output == "json", nodes=name is not None)
+        if given.command == "explain":
+            _show_explanation(statuses, as_json=given.output == "json", engine=given.engine)
+        else:
+            _show_status(statuses, as_json=given.output == "json", nodes=name is not None)
     finally:
         await cluster.close()
 
@@ -167,7 +172,18 @@ def _row(status: PoolStatus) -> dict[str, str]:
     }
 
 
-NUMBERS = ("used", "of", "hit rate", "lookups", "evicted", "now", "lookups/s")
+NUMBERS = (
+    "used",
+    "of",
+    "hit rate",
+    "lookups",
+    "evicted",
+    "now",
+    "lookups/s",
+    "blocks",
+    "saved tokens",
+    "engines",
+)
 
 
 def _show_status(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> None:
@@ -176,6 +192,8 @@ def _show_status(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> N
         pools = [
             json.loads(status.aged_body(time.time()))
             | {"nodeList": [json.loads(node.model_dump_json()) for node in status.nodes]}
+            | {"engines": [json.loads(engine.model_dump_json()) for engine in status.engines]}
+            | {"namespaces": [json.loads(n.model_dump_json()) for n in _namespaces(status)]}
             for status in statuses
         ]
         sys.stdout.write(json.dumps({"pools": pools}, indent=2) + "\n")
@@ -195,6 +213,7 @@ def _show_status(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> N
         ]
         console.print()
         console.print(_table(rows, NUMBERS) if rows else "no node runs it yet")
+        _show_engines(console, status)
         for condition in status.pool.conditions:
             said = f"{condition.type}: {condition.status} ({condition.reason})"
             console.print(f"{said}: {condition.message}" if condition.message else said)
@@ -202,10 +221,58 @@ def _show_status(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> N
             console.print(f"event: {event.at} {event.reason} ({event.node}, {event.tier}): {event.message}")
 
 
-def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> None:
+def _namespaces(status: PoolStatus) -> list[model.NamespaceOfEngine]:
+    return engines.namespaces(status.namespaces or (), status.reports)
+
+
+def _show_engines(console: Console, status: PoolStatus) -> None:
+    """Who uses the pool, with which settings, and what that saved."""
+    rows = [
+        {
+            "engine": engine.engine,
+            "node": engine.node,
+            "state": "lives" if engine.live else "ended",
+            "hit rate": _rate(engine.hit_rate),
+            "lookups": str(engine.lookups or 0),
+            "main miss": max((engine.misses or {"-": 0}).items(), key=lambda item: item[1])[0],
+            "namespaces": ",".join(engine.namespaces[:3]),
+        }
+        for engine in status.engines[:ENGINES_SHOWN]
+    ]
+    if rows:
+        console.print()
+        console.print(_table(rows, NUMBERS))
+    spaces = [
+        {
+            "namespace": n.digest,
+            "model": n.model,
+            "blocks": str(n.blocks),
+            "hit rate": _rate(n.hit_rate),
+            "lookups": str(n.lookups or 0),
+            "saved tokens": str(n.saved_tokens or 0),
+        }
+        for n in _namespaces(status)
+    ]
+    if spaces:
+        console.print()
+        console.print(_table(spaces, NUMBERS))
+    console.print(f"saved: {_saved(status)}")
+
+
+def _saved(status: PoolStatus) -> str:
+    """Tokens, and seconds of prefill where engines have measured how long they compute."""
+    known = status.pool.saved
+    if known is None:
+        return "-"
+    seconds = "" if known.prefill_seconds is None else f", {known.prefill_seconds:.1f} s"
+    return f"{'' if known.exact else 'about '}{known.tokens} tokens{seconds}"
+
+
+def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, engine: str | None) -> None:
     console = _console()
     for status in statuses:
-        explained = explain(status.counters, ())
+        counters, of = engines.whose(status, engine)
+        explained = explain(counters or status.counters, status.namespaces or (), of=of)
         if as_json:
             sys.stdout.write(json.dumps({"name": status.key.name, **asdict(explained)}, indent=2) + "\n")
             continue
@@ -219,11 +286,27 @@ def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, nodes: bool)
         if rows:
             console.print()
             console.print(_table(rows, ("blocks", "share")))
+        for difference in explained.namespaces:
+            console.print()
+            console.print(
+                f"Namespace {difference.namespace} ({difference.blocks} blocks) cannot use the "
+                f"{difference.nearest_blocks} blocks of {difference.nearest}:"
+            )
+            console.print(
+                _table(
+                    [
+                        {"field": d.field, "here": d.here, "there": d.there, "what to do": d.advice}
+                        for d in difference.differences
+                    ]
+                )
+            )
         for problem in status.pool.problems:
             console.print(f"problem: {problem}")
-        console.print(
-            "In which settings engines differ, only the regions know: 'kvpool explain' in a daemon's pod."
-        )
+        if status.namespaces is None:
+            console.print(
+                "In which settings engines differ, these daemons do not tell: they are of an older version. "
+                "'kvpool explain' in a daemon's pod does."
+            )
 
 
 async def _top(cluster: Cluster, namespace: str | None, given: argparse.Namespace) -> None:
@@ -243,6 +326,8 @@ async def _top(cluster: Cluster, namespace: str | None, given: argparse.Namespac
                 | {
                     "now": f"{amount.hits / amount.lookups:.1%}" if amount.lookups else "-",
                     "lookups/s": "-" if not seconds else f"{amount.lookups / seconds:.0f}",
+                    "engines": str(sum(engine.live for engine in status.engines)),
+                    "saved": _saved(status),
                 }
             )
         began = now

@@ -288,7 +288,10 @@ def _coherence(pool: PoolObject, nodes: Sequence[Mapping[str, Any]]) -> Conditio
 
 
 def _tier(name: str, medium: str, shared: bool, nodes: Sequence[Mapping[str, Any]]) -> Object:
-    """The numbers of a tier. A shared one is the same region everywhere, so its size counts once."""
+    """The numbers of a tier. A shared one is the same region everywhere, so its size counts once.
+
+    Its rate is of all that the pool looked up: a miss is counted once for the pool, and not in each tier.
+    """
     told = []
     for node in nodes:
         report = node.get("status") or {}
@@ -309,8 +312,8 @@ def _tier(name: str, medium: str, shared: bool, nodes: Sequence[Mapping[str, Any
         "lookups": lookups,
         "hits": hits,
     }
-    if lookups:
-        made["hitRate"] = percent(hits, lookups)
+    if of_all := _sum(nodes, "lookups"):
+        made["hitRate"] = percent(min(hits, of_all), of_all)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 
 def percent(hits: int, lookups: int) -> str:
@@ -136,6 +137,36 @@ class NamespaceReport:
         description = self.description or other.description
         return replace(self, description=description, counts=self.counts + other.counts)
 
+    @property
+    def saved_tokens(self) -> int | None:
+        """Prompt tokens that were loaded; None when nothing says how many a block has."""
+        tokens = tokens_of_block(self.description)
+        return int(self.counts.hits * tokens) if tokens else None
+
+    @property
+    def saved_ms(self) -> int | None:
+        """Milliseconds of prefill that hits have saved; None as long as nothing was measured."""
+        return self.counts.saved_us // 1000 // ranks_of(self.description) if self.counts.timed_hits else None
+
+
+def tokens_of_block(description: Mapping[str, object]) -> float:
+    """Tokens that one block of one rank stands for; 0 when its namespace does not say.
+
+    A token is there when all ranks of an engine have their part of it.
+    """
+    return _positive(description.get("block_tokens"), 0) / ranks_of(description)
+
+
+def ranks_of(description: Mapping[str, object]) -> int:
+    """The ranks that an engine of a namespace has."""
+    return _positive(description.get("tp_size"), 1) * _positive(description.get("pp_size"), 1)
+
+
+def _positive(value: object, otherwise: int) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # as custom resources have it
+        value = int(value)
+    return value if isinstance(value, int) and 0 < value < 1 << 32 else otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillCurve:
@@ -178,6 +209,19 @@ class EngineReport:
     @property
     def total(self) -> NamespaceCounts:
         return sum(self.namespaces.values(), NamespaceCounts())
+
+
+def engine_from(said: Mapping[str, Any]) -> EngineReport:
+    """What `asdict` made of a report of this version."""
+    return EngineReport(
+        **{
+            **said,
+            "namespaces": {
+                digest: NamespaceCounts(**counts) for digest, counts in said["namespaces"].items()
+            },
+            "curve": PrefillCurve(**said["curve"]),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,9 @@ anything = st.recursive(
             )
             | st.sampled_from(
                 ["hitRate", "nodes", "misses", "name", "namespace", "updatedAt", "shards", "problems"]
+            )
+            | st.sampled_from(
+                ["namespaces", "engines", "digest", "description", "block_tokens", "blocks", "loadLatency"]
             ),
             inner,
             max_size=6,

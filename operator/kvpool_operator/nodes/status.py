@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from kvpool.report import NamespaceCounts, NamespaceReport, engine_from
 from kvpool_operator.nodes.board import Truth
 
 READY = "Ready"
@@ -13,6 +16,23 @@ DRAINED = "Drained"
 REASON_READY = "Serving"
 REASON_NOT_READY = "NotReady"
 
+NAMESPACES_MAX = 32
+ENGINES_MAX = 64
+BUCKETS_MAX = 64
+DESCRIPTION_MAX = 256
+DESCRIPTION_FIELDS_MAX = 32
+AMOUNTS = (
+    ("bytesLoaded", "bytes_loaded"),
+    ("bytesStored", "bytes_stored"),
+    ("damagedBlocks", "scrub_bad"),
+    ("reapedSlots", "reaped"),
+)
+LATENCIES = (
+    ("loadLatency", "load_latency"),
+    ("lookupLatency", "lookup_latency"),
+    ("storeLatency", "store_latency"),
+)
+NOTHING = {"blocks": 0, "bytes": 0, "sharedBlocks": 0, "sharedBytes": 0}
 EVENTS_MAX = 16
 PROBLEMS_MAX = 16
 TEXT_MAX = 1024
@@ -74,7 +94,109 @@ def _numbers(truth: Truth) -> dict[str, Any]:
         "lookups": sum(tier["lookups"] for tier in tiers),
         "hits": sum(tier["hits"] for tier in tiers),
         **_unless_empty("misses", dict(sorted(misses.items()))),
+        **_traffic(list(truth.own.values())),
+        "namespaces": _namespaces(truth.report),
+        "engines": _engines(truth.report),
     }
+
+
+def _traffic(own: list[dict[str, Any]]) -> dict[str, Any]:
+    """What this node's processes moved, and how long it took."""
+    declined: dict[str, int] = {}
+    for counters in own:
+        for reason, count in counters.get("declined", {}).items():
+            declined[reason] = declined.get(reason, 0) + count
+    return {
+        **{name: sum(int(counters.get(key, 0)) for counters in own) for name, key in AMOUNTS},
+        **_unless_empty("declined", dict(sorted(declined.items()))),
+        **{name: _histogram([counters.get(key, []) for counters in own]) for name, key in LATENCIES},
+    }
+
+
+def _histogram(counts: list[list[int]]) -> list[int]:
+    """Calls by duration, without the empty end."""
+    total = [sum(column) for column in itertools.zip_longest(*counts, fillvalue=0)][:BUCKETS_MAX]
+    while total and not total[-1]:
+        total.pop()
+    return total
+
+
+def _namespaces(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What engines of this node use, and what its tiers hold; those that matter most when there are many.
+
+    A shared tier is the same region on every node: what it holds is told apart, and must not be added up.
+    """
+    told = {
+        digest: NamespaceReport(**{**said, "counts": NamespaceCounts(**said["counts"])})
+        for digest, said in report.get("engines", {}).get("namespaces", {}).items()
+        if digest
+    }
+    held: dict[str, dict[str, Any]] = {}
+    for tier in report.get("tiers", ()):
+        kinds = ("sharedBlocks", "sharedBytes") if tier.get("host") is None else ("blocks", "bytes")
+        for n in tier.get("namespaces", ()):
+            entry = held.setdefault(
+                n["digest"], {"description": {}, "blockBytes": n["block_bytes"], **NOTHING}
+            )
+            entry["description"] = entry["description"] or n["description"]
+            for kind, key in zip(kinds, ("blocks", "bytes"), strict=True):
+                entry[kind] += n[key]
+    found = []
+    for digest in told.keys() | held.keys():
+        said = told.get(digest, NamespaceReport(digest, {}, 0))
+        has = held.get(digest, {"description": {}, "blockBytes": said.block_bytes, **NOTHING})
+        found.append(_namespace(replace(said, description=said.description or has["description"]), has))
+    found.sort(key=lambda n: (-n["lookups"], -n["blocks"] - n["sharedBlocks"], n["digest"]))
+    return sorted(found[:NAMESPACES_MAX], key=lambda n: str(n["digest"]))
+
+
+def _namespace(said: NamespaceReport, has: Mapping[str, Any]) -> dict[str, Any]:
+    counts = said.counts
+    description = {
+        str(name)[:63]: str(value)[:DESCRIPTION_MAX]
+        for name, value in list(said.description.items())[:DESCRIPTION_FIELDS_MAX]
+    }
+    tokens = said.description.get("block_tokens")
+    return {
+        "digest": said.digest,
+        "model": str(said.description.get("model", ""))[:DESCRIPTION_MAX],
+        **({"blockTokens": tokens} if isinstance(tokens, int) else {}),
+        "blockBytes": has["blockBytes"],
+        **{name: has[name] for name in NOTHING},
+        "lookups": counts.lookups,
+        "hits": counts.hits,
+        **_unless_empty("misses", dict(sorted(counts.misses.items()))),
+        "savedTokens": said.saved_tokens or 0,
+        "savedPrefillMilliseconds": said.saved_ms or 0,
+        "timedHits": counts.timed_hits,
+        "tenant": said.keyed,
+        **_unless_empty("description", dict(sorted(description.items()))),
+    }
+
+
+def _engines(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The engines of this node, those that live first; a process that opened the pool twice has one entry."""
+    reports = [engine_from(said) for said in report.get("engines", {}).get("engines", ())]
+    reports.sort(key=lambda e: (e.ended_at is not None, -(e.ended_at or 0.0), -e.started_at, e.name))
+    found: dict[str, dict[str, Any]] = {}
+    for engine in reports:
+        total = engine.total
+        found.setdefault(
+            engine.shown,
+            {
+                "name": engine.shown,
+                **({"podName": engine.pod} if engine.pod else {}),
+                "live": engine.ended_at is None,
+                "startedAt": rfc3339(engine.started_at),
+                **({} if engine.ended_at is None else {"endedAt": rfc3339(engine.ended_at)}),
+                "tiers": engine.tiers,
+                "namespaces": sorted(digest[:12] for digest in engine.namespaces if digest)[:NAMESPACES_MAX],
+                "lookups": total.lookups,
+                "hits": total.hits,
+                **_unless_empty("misses", dict(sorted(total.misses.items()))),
+            },
+        )
+    return sorted(list(found.values())[:ENGINES_MAX], key=lambda engine: str(engine["name"]))
 
 
 def _unless_empty(name: str, entries: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvpool.api import model, times
-from kvpool.api.saved import seconds_of, tokens_of
-from kvpool.report import EngineReport, NamespaceReport, NamespaceUsage, ParticipantInfo
+from kvpool.api.status import PoolStatus
+from kvpool.errors import KvpoolError
+from kvpool.report import (
+    Counters,
+    EngineReport,
+    NamespaceCounts,
+    NamespaceReport,
+    NamespaceUsage,
+    ParticipantInfo,
+)
 
 SHOWN_DIGITS = 12
+DIGITS_MIN = 4
+LISTED = 10
+
+
+class UnknownEngine(KvpoolError):
+    """No engine of the pool is called so; the message lists those that are."""
+
+
+def whose(status: PoolStatus, engine: str | None) -> tuple[Counters | None, list[str]]:
+    """The counters of one engine (None: nobody counts for it alone), and its namespaces' digests.
+
+    `engine`: its name, or the beginning of its namespace's digest; None for the whole pool.
+    Raises: UnknownEngine.
+    """
+    if engine is None:
+        return None, []
+    held = list(status.namespaces or ())
+    named = next((each for each in status.engines if each.engine == engine), None)
+    if named is not None:
+        if named.lookups is None or named.hits is None:
+            return None, named.namespaces
+        blocks = sum(n.blocks for n in held if n.digest[:SHOWN_DIGITS] in named.namespaces)
+        own = Counters(named.lookups, named.hits, dict(named.misses or {}), stored=blocks)
+        return own, named.namespaces
+    digests = [n.digest for n in held if n.digest.startswith(engine) and len(engine) >= DIGITS_MIN]
+    if not digests:
+        listed = [each.engine for each in status.engines[:LISTED]]
+        listed += [n.digest[:SHOWN_DIGITS] for n in held[:LISTED]]
+        raise UnknownEngine(
+            f"engine: no engine of this pool is called {engine}, and no namespace's digest begins so; "
+            f"there are: {', '.join(listed) or 'none that can be seen from here'}"
+        )
+    told = [status.reports[digest].counts for digest in digests if digest in status.reports]
+    return sum(told, NamespaceCounts()).counters() if told else None, digests
 
 
 def engines(
@@ -83,7 +125,7 @@ def _namespace(n: NamespaceUsage, report: NamespaceReport | None) -> model.Names
             "hits": counts.hits,
             "hit_rate": model.percent(counts.hits, counts.lookups),
             "misses": dict(counts.misses),
-            "saved_tokens": tokens_of(report),
-            "saved_prefill_seconds": seconds_of(report),
+            "saved_tokens": report.saved_tokens,
+            "saved_prefill_seconds": None if report.saved_ms is None else report.saved_ms / 1000,
         }
     )

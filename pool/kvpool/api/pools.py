@@ -11,18 +11,15 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from kvpool.api import engines, model, pages, tags, times
 from kvpool.api import history as past
 from kvpool.api.access import Caller, readable
-from kvpool.api.engines import SHOWN_DIGITS
 from kvpool.api.problem import ApiError, documented
 from kvpool.api.service import Service
 from kvpool.api.status import Key, PoolStatus
 from kvpool.explain import Explanation, Reason, explain
-from kvpool.report import Counters, NamespaceCounts
 
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = r"^[1-9][0-9]{0,5}[smhd]$"
 ENGINE = r"^[A-Za-z0-9]([-A-Za-z0-9./]*[A-Za-z0-9])?$"
-ENGINE_DIGITS_MIN = 4
 WINDOW_S_MAX = past.COARSE.keep_s
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
@@ -236,7 +233,10 @@ async def get_explanation(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     now = service.clock()
-    counters, of = whose(status, engine)
+    try:
+        counters, of = engines.whose(status, engine)
+    except engines.UnknownEngine as error:
+        raise ApiError(404, str(error)) from None
     explained = explain(status.counters if counters is None else counters, status.namespaces or (), of=of)
     body = _explanation(status, explained, now, engine, own=counters is not None)
     return _answer(request, service, status, now, f"explain {engine}", body)
@@ -314,33 +314,6 @@ def _reasons(reasons: Iterable[Reason]) -> list[model.MissReason]:
         )
         for r in reasons
     ]
-
-
-def whose(status: PoolStatus, engine: str | None) -> tuple[Counters | None, list[str]]:
-    """The counters of an engine alone (None: nobody counts them), and the digests of its namespaces.
-
-    Raises: ApiError 404 for an engine that is not known.
-    """
-    if engine is None:
-        return None, []
-    named = next((each for each in status.engines if each.engine == engine), None)
-    if named is not None:
-        if named.lookups is None or named.hits is None:
-            return None, named.namespaces
-        blocks = sum(n.blocks for n in status.namespaces or () if n.digest[:SHOWN_DIGITS] in named.namespaces)
-        own = Counters(named.lookups, named.hits, dict(named.misses or {}), stored=blocks)
-        return own, named.namespaces
-    digests = [n.digest for n in status.namespaces or () if n.digest.startswith(engine)]
-    if not digests or len(engine) < ENGINE_DIGITS_MIN:
-        listed = [each.engine for each in status.engines[:10]]
-        listed += [n.digest[:SHOWN_DIGITS] for n in (status.namespaces or ())[:10]]
-        raise ApiError(
-            404,
-            f"engine: no engine of this pool is called {engine}, and no namespace's digest begins so; "
-            f"there are: {', '.join(listed) or 'none that this source can see'}",
-        )
-    told = [status.reports[digest].counts for digest in digests if digest in status.reports]
-    return sum(told, NamespaceCounts()).counters() if told else None, digests
 
 
 def _explanation(

@@ -12,15 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from kvpool import paths
+from kvpool.api.engines import whose
+from kvpool.api.local import status_of
 from kvpool.api.saved import saved
 from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.cli.output import Output, OutputOption
-from kvpool.errors import KvpoolError
 from kvpool.explain import Explanation, Reason, merged
 from kvpool.explain import explain as explained
 from kvpool.quantity import human_bytes
-from kvpool.report import Counters, NamespaceCounts, percent
+from kvpool.report import percent
 from kvpool.spec import PoolSpec
 from kvpool.view import PoolView, look
 
@@ -186,31 +187,14 @@ def explain(
     """Say why the hit rate of a pool is what it is, and what to do about it."""
     spec = target.pool(name, file)
     view = look(spec)
-    counters, of = (view.counters, []) if engine is None else _of_engine(view, engine)
-    explanation = explained(counters, view.namespaces, of=of)
+    counters, of = whose(status_of(view, time.time()), engine)
+    explanation = explained(counters or view.counters, view.namespaces, of=of)
     if output is Output.JSON:
         out.print_json({"name": spec.name, **asdict(explanation), "problems": view.problems})
         return
     _show_explanation(explanation)
     for problem in view.problems:
         out.say(f"problem: {problem}")
-
-
-def _of_engine(view: PoolView, engine: str) -> tuple[Counters, list[str]]:
-    """An engine's own counters and namespaces. Raises: KvpoolError for one that is not known."""
-    for report in view.reports.engines:
-        if report.shown == engine:
-            return report.total.counters(), [digest for digest in report.namespaces if digest]
-    digests = [n.digest for n in merged(view.namespaces) if n.digest.startswith(engine)]
-    if not digests:
-        known = [report.shown for report in view.reports.engines]
-        known += [n.digest[:12] for n in merged(view.namespaces)]
-        raise KvpoolError(
-            f"no engine of this pool is called {engine}, and no namespace's digest begins so; "
-            f"there are: {', '.join(known) or 'none'}."
-        )
-    told = [view.reports.namespaces[digest].counts for digest in digests if digest in view.reports.namespaces]
-    return (sum(told, NamespaceCounts()).counters() if told else view.counters), digests
 
 
 def _show_explanation(explanation: Explanation) -> None:
