@@ -133,9 +133,14 @@ def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[f
 
 
 class Stopwatch(Protocol):
-    """Times the forward passes of one engine. `take` gives those that are over, which may be later."""
+    """Times the forward passes of one engine, without what lies between `pause` and `resume`.
+
+    `take` gives those that are over, which may be later.
+    """
 
     def start(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def stop(self, work: Work) -> None: ...
     def take(self) -> list[tuple[Work, float]]: ...
 
@@ -144,16 +149,27 @@ class HostStopwatch:
     """For an engine that computes where it runs: when the call is over, so is the work."""
 
     def __init__(self) -> None:
-        self._started: float | None = None
+        self._running_since: float | None = None
+        self._seconds = 0.0
         self._over: list[tuple[Work, float]] = []
 
     def start(self) -> None:
-        self._started = time.perf_counter()
+        self._running_since, self._seconds = time.perf_counter(), 0.0
+
+    def pause(self) -> None:
+        if self._running_since is not None:
+            self._seconds += time.perf_counter() - self._running_since
+
+    def resume(self) -> None:
+        if self._running_since is not None:
+            self._running_since = time.perf_counter()
 
     def stop(self, work: Work) -> None:
-        started, self._started = self._started, None
-        if started is not None and work.tokens >= TOKENS_MIN:
-            self._over.append((work, time.perf_counter() - started))
+        running = self._running_since is not None
+        self.pause()
+        self._running_since = None
+        if running and work.tokens >= TOKENS_MIN:
+            self._over.append((work, self._seconds))
 
     def take(self) -> list[tuple[Work, float]]:
         over, self._over = self._over, []

@@ -313,8 +313,20 @@ class WorkerSession:
         self._jobs: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    def begin_step(self) -> None:
+        """Before anything of a step."""
+        self._stopwatch.start()
+
     def start_loads(self, plan: StepPlan) -> None:
-        """Before the forward pass: load what this step needs, and hand the rest to the background."""
+        """Load what this step needs, and hand the rest to the background. Engines that have nothing to load
+        for this step may call it behind the forward pass."""
+        self._stopwatch.pause()
+        try:
+            self._start_loads(plan)
+        finally:
+            self._stopwatch.resume()
+
+    def _start_loads(self, plan: StepPlan) -> None:
         needed = [transfer for transfer in plan.loads if not transfer.in_background]
         if needed:
             failed: set[int] = set()
@@ -328,7 +340,6 @@ class WorkerSession:
             if transfer.in_background:
                 self._start_thread()
                 self._jobs.put(transfer)
-        self._stopwatch.start()
 
     def store(self, plan: StepPlan) -> None:
         """After the forward pass: store the blocks that it filled."""

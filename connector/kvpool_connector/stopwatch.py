@@ -16,22 +16,31 @@ class DeviceStopwatch:
     """Marks in the stream, read when the device has passed them: nothing waits."""
 
     def __init__(self) -> None:
-        self._started: torch.cuda.Event | None = None
-        self._waiting: deque[tuple[Work, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=WAITING_MAX)
+        self._marks: list[torch.cuda.Event] = []  # begins and ends, in turn
+        self._waiting: deque[tuple[Work, list[torch.cuda.Event]]] = deque(maxlen=WAITING_MAX)
 
     def start(self) -> None:
-        self._started = _mark()
+        self._marks = [_mark()]
+
+    def pause(self) -> None:
+        if self._marks:
+            self._marks.append(_mark())
+
+    def resume(self) -> None:
+        self.pause()
 
     def stop(self, work: Work) -> None:
-        started, self._started = self._started, None
-        if started is not None and work.tokens >= TOKENS_MIN:
-            self._waiting.append((work, started, _mark()))
+        self.pause()
+        marks, self._marks = self._marks, []
+        if marks and work.tokens >= TOKENS_MIN:
+            self._waiting.append((work, marks))
 
     def take(self) -> list[tuple[Work, float]]:
         over = []
-        while self._waiting and self._waiting[0][2].query():
-            work, started, ended = self._waiting.popleft()
-            over.append((work, started.elapsed_time(ended) / 1e3))
+        while self._waiting and self._waiting[0][1][-1].query():
+            work, marks = self._waiting.popleft()
+            pieces = zip(marks[::2], marks[1::2], strict=True)
+            over.append((work, sum(began.elapsed_time(ended) for began, ended in pieces) / 1e3))
         return over
 
 

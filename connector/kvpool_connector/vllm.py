@@ -249,6 +249,12 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVPoolHandshake | None:
         return None if self._namespace is None else KVPoolHandshake(self._namespace)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """The first thing of a step in every version; loads come before the forward pass or behind it."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin_step()
+
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         if self._worker is not None:
             self._worker.start_loads(self._plan())

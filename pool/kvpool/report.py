@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -60,6 +60,25 @@ class Counters:
             else:
                 sums[f.name] = a + b
         return Counters(**sums)  # type: ignore[arg-type]
+
+
+# Durations are counted by powers of two of nanoseconds; these are shown, from 1 us to 17 s.
+FIRST_BUCKET, LAST_BUCKET = 9, 33
+
+
+def in_seconds(calls: Sequence[int]) -> tuple[list[tuple[float, int]], float, int]:
+    """A histogram of Counters as Prometheus wants it: (upper bound, calls up to it), sum in s, and all calls.
+
+    The sum is made from the middles of the buckets.
+    """
+    bounds, seen, total_s = [], 0, 0.0
+    for i in range(max(len(calls), LAST_BUCKET + 1)):
+        count = calls[i] if i < len(calls) else 0
+        seen += count
+        total_s += count * 1.5 * 2.0**i / 1e9
+        if FIRST_BUCKET <= i <= LAST_BUCKET:
+            bounds.append((2.0 ** (i + 1) / 1e9, seen))
+    return bounds, total_s, seen
 
 
 @dataclass(frozen=True, slots=True)

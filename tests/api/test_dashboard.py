@@ -6,6 +6,7 @@ KVPOOL_SCREENSHOTS=DIR keeps the screenshots (docs/images has those of the last 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,7 @@ FOCUSED = (
 )
 TRAFFIC = """
 import random, time
-from kvpool import KeyBatch, Namespace, Pool
+from kvpool import KeyBatch, Namespace, Pool, PrefillCurve
 def space(dtype):
     return Namespace(model="org/some-model-8b", weights="3f9c", dtype=dtype, kv_layout="flat",
                      block_tokens=32, block_bytes=65536, hash_scheme="sha256")
@@ -64,7 +65,9 @@ with Pool.open("prefix-pool") as pool:
         last = 700 + 900 * (int(time.time() - began) // 8 % 2)
         hashes = [chance.randrange(last).to_bytes(32, "big") for _ in range(16)]
         keys = KeyBatch.from_hashes(space("float16"), hashes)
-        pool.load(keys, [bytearray(65536) for _ in hashes])
+        hits = pool.load(keys, [bytearray(65536) for _ in hashes]).hit_count
+        pool.record_curve(PrefillCurve(120.0, 1.5, 500, True))
+        pool.record_saved(space("float16"), hits * 32 * 120e-6, hits)
         pool.store(keys, [bytes(65536)] * 16)
         time.sleep(0.02)
 """
@@ -175,6 +178,11 @@ def test_live_pool_is_shown_without_errors(browser: Any, live: str, size: str, s
         assert page.locator("#tiers meter").count() == 2
         assert page.locator("#models tr").count() == 2
         assert page.locator("#nodes .state").inner_text() == "ready"
+        assert page.locator("#engines .state").inner_text() == "running"
+        assert " %" in page.locator("#engines").inner_text()
+        assert " %" in page.locator("#models").inner_text()
+        assert re.match(r"[\d.]+ (s|min)$", page.locator("#prefill").inner_text())
+        assert page.locator("#prefill-note").inner_text().startswith("measured for ")
         before = page.locator("#rate-note").inner_text()
         time.sleep(5)
         assert page.locator("#rate-note").inner_text() != before, "the numbers are not live"

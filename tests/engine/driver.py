@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -108,7 +109,9 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
             if "salt" in spec:
                 request["cache_salt"] = spec["salt"]
             requests.append(request)
+        began = time.perf_counter()
         outputs = llm.generate(requests, parameters, use_tqdm=False)
+        seconds = time.perf_counter() - began
         after = counters(llm)
         results.append(
             {
@@ -116,6 +119,7 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
                 "cached_tokens": [output.num_cached_tokens or 0 for output in outputs],
                 "counts": {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)},
                 "hashes": notes.hashes,
+                "seconds": seconds,
             }
         )
     llm.llm_engine.engine_core.shutdown()

@@ -120,6 +120,17 @@ def test_node_serves_and_reports_what_engines_did(node: Node, monkeypatch: pytes
     }
     _, text = node.http("/metrics")
     assert 'kvpool_tier_hits_total{medium="DRAM",pool="prefix-pool",tier="dram"} 100.0' in text
+    # One load call, and its histogram has the bounds that the status API's has.
+    assert 'kvpool_tier_load_duration_seconds_count{medium="DRAM",pool="prefix-pool",tier="dram"} 1.0' in text
+    assert (
+        sum(line.startswith("kvpool_tier_load_duration_seconds_bucket{") for line in text.splitlines()) == 26
+    )
+    assert (status["bytesLoaded"], status["bytesStored"]) == (100 * UNIT, 100 * UNIT)
+    assert sum(status["loadLatency"]) == sum(status["storeLatency"]) == 1
+    (space,) = status["namespaces"]
+    assert (space["lookups"], space["hits"], space["blocks"]) == (150, 100, 100)
+    (engine,) = status["engines"]
+    assert (engine["lookups"], engine["hits"], engine["misses"]) == (150, 100, {"never-stored": 50})
     assert (
         'kvpool_tier_misses_total{medium="DRAM",pool="prefix-pool",reason="never-stored",tier="dram"} 50.0'
         in text

@@ -141,3 +141,21 @@ def test_stopwatch_times_what_lies_between() -> None:
     assert told == work(0, 100)
     assert 0 <= took < 1
     assert watch.take() == []
+
+
+@pytest.mark.parametrize("loads_first", [True, False])
+def test_stopwatch_leaves_loads_out_wherever_they_are(
+    monkeypatch: pytest.MonkeyPatch, loads_first: bool
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("kvpool_connector.prefill.time.perf_counter", lambda: now[0])
+    watch = HostStopwatch()
+    watch.resume()  # nothing runs
+    watch.start()
+    now[0] += 0 if loads_first else 2
+    watch.pause()
+    now[0] += 50
+    watch.resume()
+    now[0] += 3 if loads_first else 1
+    watch.stop(work(0, 100))
+    assert watch.take() == [(work(0, 100), 3.0)]

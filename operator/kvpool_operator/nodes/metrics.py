@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from kvpool.report import in_seconds
 from kvpool_operator.nodes.board import Board
 
 GAUGES = (
@@ -73,6 +81,20 @@ class NodeCollector(Collector):
                 for reason, count in truth.own.get(tier["name"], {}).get(key, {}).items():
                     reasons.add_metric([*self._labels(tier), reason], count)
             yield reasons
+        for name, key in (("load", "load_latency"), ("lookup", "lookup_latency"), ("store", "store_latency")):
+            durations = HistogramMetricFamily(
+                f"kvpool_tier_{name}_duration_seconds",
+                f"Duration of {name} calls of processes of this node; a call has many blocks.",
+                labels=TIER,
+            )
+            for tier in tiers:
+                bounds, total_s, calls = in_seconds(truth.own.get(tier["name"], {}).get(key, []))
+                buckets = [(floatToGoString(bound), float(count)) for bound, count in bounds]
+                durations.add_metric(self._labels(tier), [*buckets, ("+Inf", float(calls))], total_s)
+            yield durations
+        engines = truth.report.get("engines", {}).get("engines", ())
+        living = sum(engine["ended_at"] is None for engine in engines)
+        yield self._one("kvpool_node_engines", "Engines of this node that use the pool, and report.", living)
         found = CounterMetricFamily(
             "kvpool_node_events", "Events, by kind.", labels=("pool", "tier", "reason")
         )

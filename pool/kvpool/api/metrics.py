@@ -17,14 +17,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from kvpool.api.status import Board, PoolStatus, StatusSource
 from kvpool.outcomes import MissReason
-from kvpool.report import Counters
+from kvpool.report import Counters, in_seconds
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = frozenset(reason.value for reason in MissReason)
 CONDITIONS = ("Ready", "Progressing", "Degraded", "Draining", "CoherenceVerified")
 _CONDITION_VALUES = {"True": 1, "False": 0}
-# Durations are counted by powers of two of nanoseconds; these are shown, from 1 us to 17 s.
-FIRST_BUCKET, LAST_BUCKET = 9, 33
 
 Sample = tuple[str, float]  # labels as text, value
 
@@ -244,16 +242,13 @@ async def pool_metrics(board: Board, now: float) -> str:
 def _histogram(
     name: str, labels: str, counters: Counters, which: Callable[[Counters], list[int]]
 ) -> Iterator[str]:
-    """The counts of calls as a cumulative histogram. The sum is made from the middles of the buckets."""
-    counts, seen, total_s = which(counters), 0, 0.0
-    for i, count in enumerate(counts):
-        seen += count
-        total_s += count * 1.5 * 2.0**i / 1e9
-        if FIRST_BUCKET <= i <= LAST_BUCKET:
-            yield f'{name}_bucket{{{labels},le="{2.0 ** (i + 1) / 1e9:.9g}"}} {seen}'
-    yield f'{name}_bucket{{{labels},le="+Inf"}} {seen}'
+    """The counts of calls as a cumulative histogram."""
+    bounds, total_s, calls = in_seconds(which(counters))
+    for bound, count in bounds:
+        yield f'{name}_bucket{{{labels},le="{bound:.9g}"}} {count}'
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {calls}'
     yield f"{name}_sum{{{labels}}} {total_s!r}"
-    yield f"{name}_count{{{labels}}} {seen}"
+    yield f"{name}_count{{{labels}}} {calls}"
 
 
 class ApiMetrics:
