@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -196,7 +197,10 @@ def kvpoolnode(
     lookups: int = 50,
     hits: int = 40,
     at: str = "2027-01-15T08:00:00Z",
+    *,
+    counted: bool = False,
 ) -> Object:
+    """`counted`: with what engines count themselves, as daemons of today write it."""
     return {
         "apiVersion": "kvpool.dev/v1alpha1",
         "kind": "KVPoolNode",
@@ -226,5 +230,75 @@ def kvpoolnode(
                 {"type": "Warning", "reason": "DamageFound", "tier": "cxl", "message": "1 block", "at": at}
             ],
             "problems": ["the disk is on fire"] if index else [],
+            **(_counted(pool, index, lookups, hits) if counted else {}),
         },
+    }
+
+
+def _counted(pool: str, index: int, lookups: int, hits: int) -> Object:
+    """Two engines with different block sizes; all blocks of the second one are misses."""
+    spaces, engines = [], []
+    for number, tokens in enumerate((16, 32)):
+        digest = hashlib.sha256(f"{pool} {tokens}".encode()).hexdigest()
+        served, missed = (hits, lookups - hits) if number == 0 else (0, 0)
+        spaces.append(
+            {
+                "digest": digest,
+                "model": "org/some-model-8b-instruct",
+                "blockTokens": tokens,
+                "blockBytes": 2097152,
+                "blocks": 0,
+                "bytes": 0,
+                "sharedBlocks": 5 if number == 0 else 0,
+                "sharedBytes": 5 * 2097152 if number == 0 else 0,
+                "lookups": served + missed,
+                "hits": served,
+                **({"misses": {"evicted": missed}} if missed else {}),
+                "savedTokens": served * tokens,
+                "savedPrefillMilliseconds": served * 10,
+                "timedHits": served,
+                "tenant": False,
+                "description": {
+                    "model": "org/some-model-8b-instruct",
+                    "weights": "5f2a" * 16,
+                    "dtype": "bfloat16/auto",
+                    "kv_layout": "LBHNC/32x" + "ab" * 8,
+                    "block_tokens": str(tokens),
+                    "block_bytes": "2097152",
+                    "hash_scheme": "vllm/sha256_cbor/16/0123456789ab",
+                    "tp_rank": "0",
+                    "tp_size": "1",
+                    "pp_rank": "0",
+                    "pp_size": "1",
+                    "cache_group": "0",
+                    "engine": "vllm-0.32",
+                    "attention": "FLASH_ATTN",
+                    "quantization": "none",
+                },
+            }
+        )
+        engines.append(
+            {
+                "name": f"vllm-{index}-{number}/1",
+                "podName": f"vllm-{index}-{number}",
+                "live": True,
+                "startedAt": "2026-11-30T02:00:00Z",
+                "tiers": ["cxl"],
+                "namespaces": [digest[:12]],
+                "lookups": served + missed,
+                "hits": served,
+                **({"misses": {"evicted": missed}} if missed else {}),
+            }
+        )
+    return {
+        "bytesLoaded": hits * 2097152,
+        "bytesStored": 5 * 2097152,
+        "damagedBlocks": 0,
+        "reapedSlots": 0,
+        **{
+            name: [0] * 17 + [lookups, 1000 + lookups, hits]
+            for name in ("loadLatency", "lookupLatency", "storeLatency")
+        },
+        "namespaces": spaces,
+        "engines": engines,
     }

@@ -100,6 +100,28 @@ def test_plugin_explain_says_reason_and_what_to_do(run: Plugin, capsys: pytest.C
     assert "What to do: The working set is larger than the pool" in said
 
 
+def test_plugin_says_which_engines_differ_and_what_was_saved(
+    fake: FakeCluster, run: Plugin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in (0, 1):
+        fake.put("kvpoolnodes", kvpoolnode("p", i, counted=True))
+    assert run("explain", "p") == 0
+    said = capsys.readouterr().out
+    assert "cannot use the 5 blocks of" in said
+    assert "start both engines with the same --block-size" in said
+    assert run("explain", "p", "--engine", "vllm-1-0/1") == 0
+    assert "80.0% of 50 looked-up blocks were served" in capsys.readouterr().out
+    assert run("explain", "p", "--engine", "nobody") == 1
+    assert "vllm-0-0/1" in capsys.readouterr().err
+    assert run("status", "p") == 0
+    said = capsys.readouterr().out
+    assert "vllm-1-0/1" in said
+    assert "some-model-8b-instruct" in said
+    assert "tokens, 0.8 s" in said
+    assert run("top", "--rounds", "1") == 0
+    assert "tokens, 0.8 s" in capsys.readouterr().out
+
+
 def test_plugin_top_shows_rates_from_the_second_look_on(
     run: Plugin, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for i in range(given.pools):
         fake.put("kvpools", kvpool(f"pool-{i:04}", f"team-{i % 20}"))
         for j in range(each):
-            fake.put("kvpoolnodes", kvpoolnode(f"pool-{i:04}", j, f"team-{i % 20}"))
+            fake.put("kvpoolnodes", kvpoolnode(f"pool-{i:04}", j, f"team-{i % 20}", counted=True))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,7 +83,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 for _ in range(CHANGES_S):
                     turn += 1
                     name, space = f"pool-{turn % given.pools:04}", f"team-{turn % given.pools % 20}"
-                    fake.put("kvpoolnodes", kvpoolnode(name, 0, space, lookups=50 + turn))
+                    fake.put("kvpoolnodes", kvpoolnode(name, 0, space, lookups=50 + turn, counted=True))
                 await asyncio.sleep(1)
             return {
                 "pools": given.pools,
