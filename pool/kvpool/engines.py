@@ -103,18 +103,16 @@ def _hostname_of_a_pod() -> str:
 
 
 def _ensure(folder: Path) -> None:
-    """The folder, for whoever may write into the pool's own: its mode and group.
+    """The folder. As for regions, umask and group of who makes it decide who may write there; what is made
+    in it has its group.
 
     Raises: OSError, also when the pool has no folder here.
     """
     if folder.is_dir():
         return
-    of_pool = folder.parent.stat()
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-        with contextlib.suppress(PermissionError):
-            os.chown(folder, -1, of_pool.st_gid)
-            folder.chmod(stat.S_IMODE(of_pool.st_mode) & 0o777 | stat.S_ISGID)
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID)
 
 
 # --- reading ------------------------------------------------------------------------------------------------

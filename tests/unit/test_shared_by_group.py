@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from children import children
-from kvpool import KeyBatch, Pool
+from kvpool import KeyBatch, Pool, engines, paths
 from kvpool.provision import provision
 from kvpool.region import Region
 from kvpool.spec import PoolSpec
@@ -89,6 +89,39 @@ def test_engine_of_another_user_in_the_group_stores_and_loads(place: Path) -> No
         assert start(use, place, [GROUP]).result() == 32
         with Region.attach(place / "r", role="daemon") as region:  # root's, as another user again
             assert region.reap().dead == 0
+
+
+def make_engines_folder(umask: int) -> None:
+    become(DAEMON, GROUP, [])
+    os.umask(umask)
+    paths.ensure_pool_dir("p")
+    engines.Folder("p", 0).make()
+
+
+def fold() -> int:
+    become(DAEMON, GROUP, [])
+    return engines.Folder("p", 0).fold()
+
+
+def test_engine_of_another_user_reports_and_the_daemon_folds_it(place: Path) -> None:
+    with children() as start:
+        start(make, place, 0o007).result()
+        start(make_engines_folder, 0o007).result()
+        folder = paths.engines_path("p")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+        assert start(use, place, [GROUP]).result() == 32
+        (report,) = folder.iterdir()
+        assert (report.stat().st_uid, report.stat().st_gid) == (ENGINE, GROUP)
+        assert start(fold).result() == 1
+        assert engines.look("p").total.hits == 32
+
+
+def test_engine_that_may_not_write_there_works_without_a_report(place: Path) -> None:
+    with children() as start:
+        start(make, place, 0o007).result()
+        start(make_engines_folder, 0o077).result()
+        assert start(use, place, [GROUP]).result() == 32
+        assert engines.look("p").engines == []
 
 
 def test_stranger_is_refused_with_what_to_do(place: Path) -> None:
