@@ -21,8 +21,9 @@ from .plan import Work
 TOKENS_MIN = 16  # a step that computes fewer says nothing about prompts
 SAMPLES_MIN = 8
 DECAY = 0.98  # a weight halves in 34 steps: an engine that became slower is believed soon
-SCATTER_MAX = 0.4  # the share by which measured steps may lie beside the curve, and ...
-DOUBT_MAX = 0.5  # ... by which the answer may be wrong (one standard deviation)
+SCATTER_MAX = 1.0  # above it, measured steps lie as far from the curve as it is from nothing
+DOUBT_MAX = 0.5  # the share by which an answer may be wrong (one standard deviation)
+OUTLIER = 3.0  # what took so many times longer or shorter than expected counts as so many times
 RIDGE = 1e-9
 SHORTEST_S = 1e-6
 
@@ -30,14 +31,16 @@ _Vector = tuple[float, float, float]
 
 
 class Curve:
-    """Least squares over the steps of late, each weighted by its own duration: a slow step counts no more.
+    """Least squares over the steps of late, of relative errors: a long step counts no more than a short one.
 
+    Errors are relative to what was expected, and not to what came: else the fastest steps decided.
     Threads: one.
     """
 
     def __init__(self) -> None:
         self._moments = [[0.0] * 3 for _ in range(3)]
         self._right = [0.0] * 3
+        self._squares = 0.0
         self._weight = 0.0
         self._solved: tuple[_Vector, tuple[int, ...]] | None = None
         self.samples = 0
@@ -46,14 +49,24 @@ class Curve:
         """A step that computed `work` took so long. What computes next to nothing is passed over."""
         if work.tokens < TOKENS_MIN or not SHORTEST_S <= seconds < math.inf:
             return
-        x = (1.0 / seconds, work.tokens / seconds, work.pairs / seconds)  # times the weight's root
+        expected = self._expected(work) or seconds
+        took = min(max(seconds / expected, 1 / OUTLIER), OUTLIER)
+        x = (1.0 / expected, work.tokens / expected, work.pairs / expected)
         for i in range(3):
-            self._right[i] = DECAY * self._right[i] + x[i]
+            self._right[i] = DECAY * self._right[i] + x[i] * took
             for j in range(3):
                 self._moments[i][j] = DECAY * self._moments[i][j] + x[i] * x[j]
+        self._squares = DECAY * self._squares + took * took
         self._weight = DECAY * self._weight + 1.0
         self._solved = None
         self.samples += 1
+
+    def _expected(self, work: Work) -> float:
+        """How long a step would take by what is known; 0 as long as that is too little."""
+        if self.samples < SAMPLES_MIN:
+            return 0.0
+        (o, a, b), _ = self._solve()
+        return o + a * work.tokens + b * work.pairs
 
     def seconds(self, work: Work) -> float | None:
         """How long computing `work` would take, as a part of a larger step; None when that is not known yet:
@@ -99,10 +112,10 @@ class Curve:
         return self._solved
 
     def _error(self, curve: _Vector) -> float:
-        """The weighted sum of squared relative errors."""
+        """The sum of squared relative errors."""
         quadratic = sum(curve[i] * self._moments[i][j] * curve[j] for i in range(3) for j in range(3))
         return max(
-            0.0, self._weight - 2 * sum(c * r for c, r in zip(curve, self._right, strict=True)) + quadratic
+            0.0, self._squares - 2 * sum(c * r for c, r in zip(curve, self._right, strict=True)) + quadratic
         )
 
     def _scatter(self, curve: _Vector) -> float:

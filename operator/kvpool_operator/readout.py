@@ -198,11 +198,13 @@ def status_of(pool: PoolObject, nodes: Iterable[NodeObject], seen_at: float) -> 
 def _namespaces(
     nodes: Iterable[NodeObject],
 ) -> tuple[dict[str, NamespaceReport], list[NamespaceUsage] | None]:
-    """What engines of all nodes counted, and what is stored; None when no node says that."""
+    """What engines of all nodes counted, and what is stored or used of late; None when no node says that."""
     reports: dict[str, NamespaceReport] = {}
     held: dict[str, _Held] = {}
     known = False
+    used = set()
     for node in nodes:
+        used |= {digest for engine in node.engines for digest in engine.namespaces}
         known = known or node.reports is not None
         for report in node.reports or ():
             before = reports.get(report.digest)
@@ -212,7 +214,7 @@ def _namespaces(
             held[one.digest] = one if other is None else _joined(other, one)
     if not known:
         return {}, None
-    used = [
+    shown = [
         NamespaceUsage(
             digest,
             report.description,
@@ -221,8 +223,9 @@ def _namespaces(
             bytes=held[digest].bytes + held[digest].shared_bytes,
         )
         for digest, report in reports.items()
+        if held[digest].blocks + held[digest].shared_blocks or digest[:12] in used
     ]
-    return reports, merged(used)
+    return reports, merged(shown)
 
 
 def _joined(a: _Held, b: _Held) -> _Held:

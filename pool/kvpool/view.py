@@ -41,11 +41,12 @@ class PoolView:
 
     @property
     def namespaces(self) -> list[NamespaceUsage]:
-        """What the regions hold, and what engines use without having stored anything."""
+        """What the regions hold, and what engines of late use without having stored anything."""
+        used = {digest for engine in self.reports.engines for digest in engine.namespaces if digest}
         return [n for tier in self.tiers for n in tier.usage.namespaces] + [
             NamespaceUsage(n.digest, n.description, n.block_bytes, blocks=0, bytes=0)
             for n in self.reports.namespaces.values()
-            if n.digest
+            if n.digest in used
         ]
 
     @property

@@ -16,6 +16,7 @@ from kvpool.api.guard import Limit
 from kvpool.api.history import MemoryHistory, Row
 from kvpool.api.service import Service
 from kvpool.api.status import Key
+from kvpool.report import NamespaceCounts, NamespaceReport
 
 EXAMPLES = int(os.environ.get("KVPOOL_API_EXAMPLES", "8"))
 
@@ -25,10 +26,22 @@ def _app() -> object:
     history = MemoryHistory()
     asyncio.run(history.append([(Key("local", "prefix-pool"), Row(NOW - 20, lookups=3, hits=1))]))
     empty = model.Pool(namespace="local", name="empty", problems=["damaged"])
+    done = NamespaceCounts(hits=7, misses={"evicted": 2}, saved_us=5_000_000, timed_hits=5)
+    counted = NamespaceReport("ab" * 20, {"model": "m", "block_tokens": 16}, 4096, done, keyed=True)
+    engine = model.EngineMisses(
+        engine="h0/4711",
+        live=False,
+        namespaces=["ab" * 6],
+        lookups=9,
+        hits=7,
+        hit_rate=77.8,
+        misses=done.misses,
+    )
     source = StillSource(
         pool("prefix-pool", "local"),
         pool("empty", "local", lookups=0, hits=0, nodes=0, pool=empty),
         pool("cluster", "team", namespaces=None, engines=()),
+        pool("counted", "team", reports={"ab" * 20: counted}, engines=[engine]),
     )
     unlimited = Limit(per_second=1e9, burst=10**9)
     return create_app(Service(source, history=history, clock=Clock(), limit=unlimited))

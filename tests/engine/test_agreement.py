@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 BLOCK_TOKENS = 32
 PROMPTS = [{"seed": f"agreement {i}", "tokens": 150 + 64 * i} for i in range(3)]
 # The second engine computes these itself, and so learns how long prompts take; then one that it need not.
-LENGTHS = (100, 2400, 700, 1500, 300, 2000, 1000, 500, 1200, 200, 1800, 400)
+LENGTHS = 3 * (100, 2400, 700, 1500, 300, 2000, 1000, 500, 1200, 200, 1800, 400)
 LONG_TOKENS = 3000
-ALONE = [{"prompts": [{"seed": f"alone {n}", "tokens": n}], "new_tokens": 1} for n in LENGTHS]
+ALONE = [{"prompts": [{"seed": f"alone {i}", "tokens": n}], "new_tokens": 1} for i, n in enumerate(LENGTHS)]
 COLD = [{"prompts": [{"seed": f"cold {i}", "tokens": LONG_TOKENS}], "new_tokens": 1} for i in range(3)]
 LONG = {"prompts": [{"seed": "long", "tokens": LONG_TOKENS}], "new_tokens": 1}
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -92,7 +92,7 @@ def test_api_status_metrics_connector_and_engine_agree(
     assert space["hits"] == expected
     assert space["savedTokens"] == expected * BLOCK_TOKENS
     assert seen["saved"]["exact"]
-    assert seen["saved"]["prefillCoverage"] == 100.0
+    assert seen["saved"]["prefillCoverage"] == 100.0, [engine["curve"] for engine in told["engines"]]
 
     # The second engine: what it says that hits have saved, against what computing as much has taken it.
     *_, cold_1, cold_2, cold_3, hit = (step["seconds"] for step in result["steps"])

@@ -104,7 +104,7 @@ def test_one_slow_step_changes_little() -> None:
     curve = fed(prompts(rng, 60))
     before = curve.seconds(work(0, 2000))
     curve.add(work(0, 1000), 10.0)
-    assert curve.seconds(work(0, 2000)) == pytest.approx(before, rel=0.1)
+    assert curve.seconds(work(0, 2000)) == pytest.approx(before, rel=0.2)
 
 
 @pytest.mark.parametrize("step", [work(5000, TOKENS_MIN - 1), Work()])

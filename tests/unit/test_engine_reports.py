@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ from children import children
 from kvpool import engine_file, engines, paths
 from kvpool.engine_file import FILE_BYTES, PAGE, SUFFIX
 from kvpool.errors import KvpoolError
+from kvpool.explain import explain
 from kvpool.keys import Namespace
 from kvpool.outcomes import MissReason
 from kvpool.pool import Pool
 from kvpool.provision import provision
 from kvpool.report import NamespaceCounts, PrefillCurve
 from kvpool.spec import PoolSpec
+from kvpool.view import look
 from strategies import buffers, contents, keys_of, namespace
 
 UNIT = 4096
@@ -133,6 +136,19 @@ def test_engines_that_ended_are_shown_for_an_hour_and_counted_for_ever(spec: Poo
     engines.Folder(NAME, 0, clock=lambda: now + 3601).fold()
     assert json.loads((paths.engines_path(NAME) / "totals.h0.json").read_text())["ended"] == []
     assert sums() == {NS.digest.hex(): FOUR}
+
+
+def test_settings_of_engines_long_gone_explain_nothing(spec: PoolSpec) -> None:
+    """They are counted, and differ from nobody any more."""
+    now = time.time()
+    with Pool.open(spec) as pool:
+        pool.record_misses(MissReason.NEVER_STORED, 5, namespace(UNIT, block_tokens=32))
+    use(spec, NS, 0)
+    assert len(explain(look(spec).counters, look(spec).namespaces).namespaces) == 1
+    engines.Folder(NAME, 0, clock=lambda: now - 4000).fold()
+    seen = look(spec)
+    assert seen.reports.total.misses["never-stored"] == 9
+    assert explain(seen.counters, seen.namespaces).namespaces == ()
 
 
 def test_namespaces_beyond_the_limit_become_one(spec: PoolSpec, monkeypatch: pytest.MonkeyPatch) -> None:
