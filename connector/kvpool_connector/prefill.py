@@ -189,6 +189,18 @@ class HostStopwatch:
         return over
 
 
+class NoStopwatch:
+    """For an engine that cannot be timed: its hits save tokens, and nobody knows how many seconds."""
+
+    def start(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def stop(self, work: Work) -> None: ...
+
+    def take(self) -> list[tuple[Work, float]]:
+        return []
+
+
 @dataclass(slots=True)
 class Savings:
     """Hits whose saving is not known yet: they wait, as sums, until the curve can tell."""

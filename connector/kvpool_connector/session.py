@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from kvpool import KeyBatch, LookupResult, MissReason, Namespace, Pool
 
 from .guard import GuardedPool, logger
 from .plan import HASH_BYTES, StepPlan, Transfer, Work
-from .prefill import Curve, HostStopwatch, Savings, Stopwatch
+from .prefill import Curve, HostStopwatch, NoStopwatch, Savings, Stopwatch
 from .tally import Tally
 
 # A waiting request is asked for at every scheduling attempt, up to thousands of times. Blocks may come and go
 # in the meantime, and both errors are harmless: a hit that is gone fails its load, a new block is found a
 # moment later.
 LOOKUP_TTL_S = 0.1
+_P = ParamSpec("_P")
 CURVE_EVERY = 16  # steps between two reports of how long this engine computes
 
 
@@ -315,16 +316,16 @@ class WorkerSession:
 
     def begin_step(self) -> None:
         """Before anything of a step."""
-        self._stopwatch.start()
+        self._timed(self._stopwatch.start)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Load what this step needs, and hand the rest to the background. Engines that have nothing to load
         for this step may call it behind the forward pass."""
-        self._stopwatch.pause()
+        self._timed(self._stopwatch.pause)
         try:
             self._start_loads(plan)
         finally:
-            self._stopwatch.resume()
+            self._timed(self._stopwatch.resume)
 
     def _start_loads(self, plan: StepPlan) -> None:
         needed = [transfer for transfer in plan.loads if not transfer.in_background]
@@ -343,8 +344,8 @@ class WorkerSession:
 
     def store(self, plan: StepPlan) -> None:
         """After the forward pass: store the blocks that it filled."""
-        self._stopwatch.stop(plan.work)
-        self._measure()
+        self._timed(self._stopwatch.stop, plan.work)
+        self._timed(self._measure)
         if plan.epoch <= self._wrong_until_epoch:
             return
         for transfer in plan.stores:
@@ -396,6 +397,14 @@ class WorkerSession:
         if blocks:
             with self._lock:
                 self._saved.add(transfer.context_tokens, blocks * self._namespace.block_tokens, blocks)
+
+    def _timed(self, call: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Measuring must not cost the engine a step: once it fails, it ends."""
+        try:
+            call(*args, **kwargs)
+        except Exception as error:
+            self._stopwatch = NoStopwatch()
+            logger.warning("kvpool_not_timed error=%r: hits are counted, and seconds saved are not", error)
 
     def _measure(self) -> None:
         """Learn from the passes that are over, and tell what hits have saved as soon as that is known."""

@@ -34,7 +34,7 @@ from kvpool import Namespace, Pool
 from . import identity, pages
 from .guard import GuardedPool, logger
 from .plan import StepPlan
-from .prefill import HostStopwatch
+from .prefill import HostStopwatch, NoStopwatch, Stopwatch
 from .session import SchedulerSession, WorkerSession
 from .settings import Settings, SettingsError
 from .stopwatch import DeviceStopwatch
@@ -235,14 +235,13 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
             weights=identity.weights(self._config, self._settings),
             version=vllm.__version__,
         )
-        device = layers[0].tensor.device.type
         self._worker = WorkerSession(
             self._pool,
             self._namespace,
             cache,
             agree=_agree,
             tally=self._tally,
-            stopwatch=HostStopwatch() if device == "cpu" else DeviceStopwatch(),
+            stopwatch=_stopwatch(layers[0].tensor.device.type),
         )
         self._pool.attempt(self._pool.pool.record_use, self._namespace)
 
@@ -303,6 +302,12 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
         self._pool.close()
+
+
+def _stopwatch(device: str) -> Stopwatch:
+    if device == "cpu":
+        return HostStopwatch()
+    return DeviceStopwatch() if device == "cuda" else NoStopwatch()
 
 
 def _fixed_seed() -> str | None:

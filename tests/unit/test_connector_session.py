@@ -12,6 +12,7 @@ import pytest
 from kvpool import KeyBatch, LookupResult, MissReason, Namespace, PrefillCurve
 from kvpool_connector.guard import GuardedPool
 from kvpool_connector.plan import StepPlan, Transfer, Work
+from kvpool_connector.prefill import NoStopwatch
 from kvpool_connector.session import LOOKUP_TTL_S, SchedulerSession, WorkerSession
 
 BLOCK = 16  # tokens
@@ -567,3 +568,21 @@ def test_hits_are_told_as_seconds_once_the_engine_is_measured(pool: DictPool) ->
     assert seconds == pytest.approx(2 * BLOCK * 1e-4, rel=0.1)
     w.store(StepPlan())
     assert len(pool.saved) == 1
+
+
+def test_stopwatch_that_fails_costs_the_seconds_and_no_step(
+    pool: DictPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(NoStopwatch):
+        def stop(self, work: Work) -> None:
+            raise RuntimeError("the device is busy")
+
+    cache, h = DictCache(), hashes(2)
+    pool.put(NAMESPACE, h)
+    w = worker(pool, cache, stopwatch=Broken())
+    for _ in range(3):
+        w.begin_step()
+        w.start_loads(StepPlan(loads=[Transfer("r", b"".join(h), [0, 1])]))
+        w.store(StepPlan())
+    assert cache.loaded == [0, 1] * 3
+    assert sum("kvpool_not_timed" in message for message in caplog.messages) == 1
