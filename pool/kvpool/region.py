@@ -487,6 +487,12 @@ class Region:
         )
 
 
+def ensure_unused(path: str | Path) -> None:
+    """Raises: RegionBusyError while a process of this machine is attached; MediumUnavailable."""
+    path = os.fspath(path)
+    _native.ensure_unused(path, default_lock_path(path))
+
+
 def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:
     """Two machines with one host number would both write its shard: the other's heartbeat gives it away."""
     with Region.open_read_only(path, lock_path=lock) as region:

@@ -1,0 +1,32 @@
+"""The backend that a text names: sysfs, file:/folder, or file:/folder?memories=2x1Gi."""
+
+from __future__ import annotations
+
+import re
+
+from kvpool.cxl.backend import Backend, ComposeError
+from kvpool.cxl.file import FileBackend
+from kvpool.quantity import parse_quantity
+
+_MEMORIES = re.compile(r"memories=([0-9]{1,3})x(.+)")
+EXPECTED = "sysfs, file:/FOLDER, or file:/FOLDER?memories=2x1Gi"
+
+
+def open_backend(text: str) -> Backend:
+    """The backend that `text` names: `sysfs` is this machine's CXL memory, `file:/FOLDER` files in a folder.
+
+    `?memories=2x1Gi` makes two memories of 1 GiB in the folder where they are missing.
+    Raises:  ComposeError for another text, or a folder that does not exist.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "file" and rest.startswith("/"):
+        folder, _, query = rest.partition("?")
+        if not query:
+            return FileBackend(folder)
+        match = _MEMORIES.fullmatch(query)
+        if match:
+            try:
+                return FileBackend.with_memories(folder, int(match[1]), parse_quantity(match[2]))
+            except ValueError as error:
+                raise ComposeError(f'backend "{text}": memories: {error}') from None
+    raise ComposeError(f'backend "{text}" does not exist; expected {EXPECTED}.')
