@@ -168,8 +168,14 @@ image: $(VENV)/.installed ## the container image, as an oci-archive in the cache
 e2e: $(VENV)/.installed ## chart, operator, daemons and engines on a real cluster; KUBECONFIG=... takes one that is there
 	@e2e/run
 
+# The kernel's package is downloaded once and unpacked into the cache, as are this machine's tools and Python for the guests.
+.PHONY: e2e-cxl
+e2e-cxl: $(VENV)/.installed ## two guests in QEMU share an emulated CXL memory: composed, used, killed, rebooted, grown, damaged
+	@.ci/system --guest
+	@$(BIN)/pytest -o pythonpath=e2e -m guest --timeout=300 --durations=6 e2e/guest
+
 clean: ## remove what was built
-	rm -rf build dist demo.json
+	rm -rf build dist demo.json e2e-cxl.json
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment

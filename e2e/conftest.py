@@ -20,7 +20,8 @@ from release import NAMESPACE, RELEASE, SHARED, SYSTEM, Facts, MakePool, Target,
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        here = Path(__file__).parent
+        if here in item.path.parents and here / "guest" not in item.path.parents:
             item.add_marker(pytest.mark.e2e)
 
 

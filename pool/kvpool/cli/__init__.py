@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvpool.cli import api, check, hosts, lifecycle, top, watch
+from kvpool.cli import api, check, cxl, hosts, lifecycle, top, watch
 
 app = typer.Typer(
     name="kvpool",
@@ -53,6 +53,7 @@ app.command()(hosts.litmus)
 app.command()(hosts.adopt)
 app.command("format")(check.format_region)
 app.command()(check.layout)
+app.add_typer(cxl.app)
 
 
 def main() -> None:

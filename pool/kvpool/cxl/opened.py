@@ -6,6 +6,7 @@ import re
 
 from kvpool.cxl.backend import Backend, ComposeError
 from kvpool.cxl.file import FileBackend
+from kvpool.cxl.sysfs import SysfsBackend
 from kvpool.quantity import parse_quantity
 
 _MEMORIES = re.compile(r"memories=([0-9]{1,3})x(.+)")
@@ -18,6 +19,8 @@ def open_backend(text: str) -> Backend:
     `?memories=2x1Gi` makes two memories of 1 GiB in the folder where they are missing.
     Raises:  ComposeError for another text, or a folder that does not exist.
     """
+    if text == "sysfs":
+        return SysfsBackend()
     kind, _, rest = text.partition(":")
     if kind == "file" and rest.startswith("/"):
         folder, _, query = rest.partition("?")

@@ -1,0 +1,1 @@
+"""Virtual machines with emulated CXL memory: a CXL device each, all on one file."""
