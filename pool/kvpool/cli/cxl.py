@@ -187,10 +187,10 @@ def _region_row(region: Composed) -> dict[str, object]:
         "memories": ", ".join(region.memories) or "-",
         "size": human_bytes(region.size_bytes),
         "granularity": region.granularity_bytes,
-        "device": device.path if device else "in part",
         "device size": human_bytes(device.size_bytes) if device else "-",
         "node": _node(device.numa_node if device else None),
         "poison": len(device.poison) if device else "-",
+        "device": device.path if device else "composed in part",
     }
 
 

@@ -70,6 +70,10 @@ class Kernel:
             raise ComposeError(f"{' '.join(command)}: exit code {done.returncode}: {said[-400:]}")
         return done.stdout
 
+    def device(self, name: str) -> str:
+        """The path through which programs map a device."""
+        return f"/dev/{name}"
+
     def number(self, path: str, otherwise: int = 0) -> int:
         """A number as sysfs writes them, decimal or hexadecimal; `otherwise` when there is none."""
         try:

@@ -80,7 +80,7 @@ class Namespaces:
         path = f"{DAX}/{found[0]}"
         node = self._kernel.number(f"{path}/numa_node", -1)
         return Device(
-            path=f"/dev/{found[0]}",
+            path=self._kernel.device(found[0]),
             size_bytes=self._kernel.number(f"{path}/size"),
             align_bytes=self._kernel.number(f"{path}/align", 2 << 20),
             numa_node=None if node < 0 else node,

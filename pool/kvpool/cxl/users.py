@@ -55,6 +55,8 @@ def _refuse_participants(path: str) -> None:
         ensure_unused(path)
     except RegionBusyError as error:
         raise RegionInUse(str(error)) from None
+    except MediumUnavailable as error:
+        raise ComposeError(f"whether somebody uses {path} cannot be told: {error}") from None
 
 
 def refuse_blocks(uuid: UUID, path: str) -> None:
