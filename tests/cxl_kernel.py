@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class FakeKernel(Kernel):
                 found |= {f"{path}/target{p}": region.targets.get(p, "") for p in range(region.ways)}
             if region.bound:
                 found |= {f"{nd}/{name}/badblocks": self.badblocks, f"{nd}/{name}/resource": "0x270000000"}
+                found |= {f"{nd}/{name}/mapping0": f"nmem0,0,{region.size_bytes},0"}
         for name, namespace in self.namespaces.items():
             path = f"{nd}/{name}"
             found |= {f"{path}/uuid": namespace.uuid, f"{path}/alt_name": namespace.label}
@@ -201,14 +203,18 @@ class FakeKernel(Kernel):
 
     def _probe(self, region: str) -> None:
         number = region.removeprefix("region")
-        self.namespaces = {f"namespace{number}.{i}": label for i, label in enumerate(self.labels)}
+        size = self.regions[region].size_bytes
+        fitting = [label for label in self.labels if label.size_bytes <= size]  # others are not shown
+        self.namespaces = {f"namespace{number}.{i}": label for i, label in enumerate(fitting)}
 
     def run(self, *command: str) -> str:
         if command[0] == "cxl":
             if "-L" in command:
                 raise ComposeError("cxl: unknown option")
             return self.cxl_list
-        self._change(f"{command[1]}")
+        if command[1] == "read-labels":
+            return json.dumps([{"label": [{"uuid": n.uuid, "name": n.label} for n in self.labels]}])
+        self._change(command[1])
         if command[1] == "destroy-namespace":
             self.labels.remove(self.namespaces.pop(command[-1]))
             return ""

@@ -32,11 +32,11 @@ def test_compose_prints_the_device_and_list_has_it(run: Run) -> None:
     assert made.exit_code == 0
     assert f"region {UUID} of 0x1: " in made.stdout
     assert f"{UUID}.dax, 32.0 MiB" in made.stdout
-    words = [line.split() for line in run("list").stdout.splitlines()]
-    assert ["0x1", "mem0", "64.0", "MiB", "pmem", "-", UUID, "healthy"] in words
-    (region,) = [row for row in words if row and row[0] == UUID]
-    assert region[1:5] == ["0x1", "32.0", "MiB", "256"]
-    assert region[-1].endswith(f"/regions/{UUID}.dax")
+    lines = run("list").stdout.splitlines()
+    assert lines[1].split() == ["0x1", "mem0", "64.0", "MiB", "pmem", "-", "healthy", UUID]
+    assert lines[2].split() == ["0x2", "mem1", "64.0", "MiB", "pmem", "-", "healthy", "-"]
+    assert lines[3] == f"region {UUID}: 32.0 MiB of 0x1"
+    assert lines[4].endswith(f"/regions/{UUID}.dax: 32.0 MiB, mappings of 2.0 MiB")
 
 
 def test_json_has_memories_and_regions(run: Run) -> None:

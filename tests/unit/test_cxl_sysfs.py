@@ -1,4 +1,4 @@
-"""Regions through sysfs, on a kernel in memory that refuses what the real one does; e2e/guest has the real."""
+"""Regions through sysfs, on a kernel in memory that refuses what the real one does; e2e/guest has that."""
 
 from __future__ import annotations
 
@@ -218,6 +218,19 @@ def test_compose_after_a_reboot_with_another_geometry_is_refused_by_the_label(
     reboot(kernel)
     with pytest.raises(ComposeError, match=r"1 way\(s\) of granularity 256, 512Mi; wanted is .* 512, 512Mi"):
         backend.compose(wanted(512 * MIB, granularity_bytes=512))
+    with pytest.raises(ComposeError, match=r"1 way\(s\) of granularity 256, 512Mi; wanted is .* 256, 256Mi"):
+        backend.compose(wanted(256 * MIB))
+    assert is_as_it_was(kernel)
+    assert len(kernel.labels) == 1
+
+
+def test_compose_over_labels_of_another_region_is_refused(kernel: FakeKernel, backend: SysfsBackend) -> None:
+    backend.compose(wanted(512 * MIB, uuid=UUID_B))
+    reboot(kernel)
+    with pytest.raises(ComposeError, match="a namespace of another region: kvpool 1x256 512Mi"):
+        backend.compose(wanted())
+    with pytest.raises(ComposeError, match="is of another region"):
+        backend.compose(wanted(512 * MIB))
     assert is_as_it_was(kernel)
     assert len(kernel.labels) == 1
 

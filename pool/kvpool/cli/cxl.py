@@ -58,9 +58,9 @@ def list_(backend: BackendOption = "sysfs", output: OutputOption = Output.TABLE)
     if not memories and not regions:
         out.say("no CXL memory here")
     out.print_table([_memory_row(memory, regions) for memory in memories], numbers=("size", "node"))
-    if memories and regions:
-        out.say("")
-    out.print_table([_region_row(region) for region in regions], numbers=("size", "device size", "node"))
+    for region in regions:
+        for line in _region_lines(region):
+            out.say(line)
 
 
 @app.command()
@@ -175,23 +175,26 @@ def _memory_row(memory: Memory, regions: list[Composed]) -> dict[str, object]:
         "size": human_bytes(memory.size_bytes),
         "kind": memory.kind,
         "node": _node(memory.numa_node),
-        "region": ", ".join(users) or "-",
         "state": state,
+        "region": ", ".join(users) or "-",
     }
 
 
-def _region_row(region: Composed) -> dict[str, object]:
+def _region_lines(region: Composed) -> list[str]:
+    """A region in two lines: a table with UUIDs and paths is too wide for terminals."""
+    memories = f" of {', '.join(region.memories)}" if region.memories else ""
+    first = f"region {region.uuid}: {human_bytes(region.size_bytes)}{memories}"
+    if len(region.memories) > 1:
+        first += f", interleaved by {region.granularity_bytes} bytes"
     device = region.device
-    return {
-        "region": region.uuid,
-        "memories": ", ".join(region.memories) or "-",
-        "size": human_bytes(region.size_bytes),
-        "granularity": region.granularity_bytes,
-        "device size": human_bytes(device.size_bytes) if device else "-",
-        "node": _node(device.numa_node if device else None),
-        "poison": len(device.poison) if device else "-",
-        "device": device.path if device else "composed in part",
-    }
+    if device is None:
+        return [first, "  no device: compose it again to complete it, or destroy it"]
+    second = (
+        f"  {device.path}: {human_bytes(device.size_bytes)}, mappings of {human_bytes(device.align_bytes)}"
+    )
+    if device.numa_node is not None:
+        second += f", NUMA node {device.numa_node}"
+    return [first, f"{second}, {len(device.poison)} poisoned ranges" if device.poison else second]
 
 
 def _node(node: int | None) -> str:

@@ -8,7 +8,10 @@ so the device begins at the same byte everywhere, and making it writes the info 
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID, uuid5
 
 from kvpool.cxl.backend import ComposeError, Device
@@ -117,6 +120,8 @@ class Namespaces:
                 )
             # Ours, but its info block is damaged: it says nothing that we do not know.
             self._kernel.run("ndctl", "destroy-namespace", "-f", there[0].name)
+        else:
+            self._refuse_labels(region, uuid, label)
         self._create(region, uuid, label, align_bytes)
         device = self.device(region, wait_s=_PROBE_S)
         if device is None:
@@ -136,6 +141,32 @@ class Namespaces:
         options = ["-a", str(align_bytes), "-u", str(namespace_uuid(uuid)), "-n", label]
         self._kernel.run(*command, *options)
 
+    def _refuse_labels(self, region: str, uuid: UUID, label: str) -> None:
+        """Raises: ComposeError when labels are in the way that the kernel does not show as a namespace."""
+        for dimm in self._dimms(region):
+            for row in self._labels(dimm):
+                name, owner = str(row.get("name", "")), str(row.get("uuid", ""))
+                if owner != str(namespace_uuid(uuid)):
+                    raise ComposeError(
+                        f"region {uuid}: the labels of its memory {dimm} hold a namespace of another region: "
+                        f"{name or 'without a name'} ({owner}). Nothing was changed. Compose that region, or, "
+                        f"if nobody needs its bytes, remove its labels: 'ndctl init-labels -f {dimm}'."
+                    )
+                self._refuse_geometry(uuid, name, label, f"ndctl init-labels -f {dimm}")
+
+    def _dimms(self, region: str) -> list[str]:
+        """The NVDIMMs, as ndctl names them, of a region's memories."""
+        path = f"{ND}/{region}"
+        mappings = [
+            self._kernel.text(f"{path}/{name}") for name in self._kernel.names(path) if _is_mapping(name)
+        ]
+        return [mapping.partition(",")[0] for mapping in mappings if mapping]
+
+    def _labels(self, dimm: str) -> list[dict[str, Any]]:
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            return list(json.loads(self._kernel.run("ndctl", "read-labels", "-j", dimm) or "[]")[0]["label"])
+        return []
+
     def _check(self, uuid: UUID, there: Namespace, label: str) -> None:
         unchanged = "Nothing was changed."
         ours = there.uuid == str(namespace_uuid(uuid))
@@ -144,11 +175,20 @@ class Namespaces:
                 f"region {uuid}: {there.name} is in mode {there.mode}, and may hold data. {unchanged} "
                 f"If nobody needs it: 'ndctl destroy-namespace -f {there.name}'."
             )
-        if there.label.startswith(f"{NAME_PREFIX} ") and there.label != label:
+        if there.label.startswith(f"{NAME_PREFIX} ") and not ours:
             raise ComposeError(
-                f"region {uuid}: it was made with another geometry: {_geometry(there.label)}; wanted is "
-                f"{_geometry(label)}. {unchanged} Its bytes have a meaning in that one only: ask for it, "
-                f"or, if nobody needs them, remove the label: 'ndctl destroy-namespace -f {there.name}'."
+                f"region {uuid}: {there.name} in it is of another region ({there.label}, {there.uuid}), and may hold "
+                f"blocks. {unchanged} Compose that region, or, if nobody needs its bytes: "
+                f"'ndctl destroy-namespace -f {there.name}'."
+            )
+        self._refuse_geometry(uuid, there.label, label, f"ndctl destroy-namespace -f {there.name}")
+
+    def _refuse_geometry(self, uuid: UUID, there: str, label: str, remedy: str) -> None:
+        if there.startswith(f"{NAME_PREFIX} ") and there != label:
+            raise ComposeError(
+                f"region {uuid}: it was made with another geometry: {_geometry(there)}; wanted is "
+                f"{_geometry(label)}. Nothing was changed. Its bytes have a meaning in that one only: ask "
+                f"for it, or, if nobody needs them, remove the label: '{remedy}'."
             )
 
     def _settle(self, region: str) -> None:
@@ -172,6 +212,10 @@ class Namespaces:
                 if first < end:
                     found.append((first, end - first))
         return tuple(found)
+
+
+def _is_mapping(name: str) -> bool:
+    return name.startswith("mapping") and name.removeprefix("mapping").isdecimal()
 
 
 def _geometry(label: str) -> str:
