@@ -56,6 +56,7 @@ class FakeKernel(Kernel):
         self.regions: dict[str, FakeRegion] = {}
         self.namespaces: dict[str, FakeNamespace] = {}  # while their region is bound
         self.labels: list[FakeNamespace] = []  # in the label storage: they outlive the region
+        self.removed: list[FakeNamespace] = []  # which the tool goes on to list
         self.changes: list[str] = []
         self.fail_at = 0  # which change fails; 0: none
         self.badblocks = ""
@@ -65,9 +66,9 @@ class FakeKernel(Kernel):
 
     def files(self) -> dict[str, str]:
         cxl, nd, dax = "bus/cxl/devices", "bus/nd/devices", "bus/dax/devices"
-        free = next(n for n in range(9) if f"region{n}" not in self.regions)
+        new = next(n for n in range(9) if f"region{n}" not in self.regions)
         found = {
-            f"{cxl}/decoder0.0/create_pmem_region": f"region{free}",
+            f"{cxl}/decoder0.0/create_pmem_region": f"region{new}",
             f"{cxl}/decoder0.0/cap_pmem": "1",
             f"{cxl}/decoder0.0/interleave_ways": "1",
             f"{nd}/ndbus0/wait_probe": "1",
@@ -92,6 +93,11 @@ class FakeKernel(Kernel):
                 found |= {f"{path}/target{p}": region.targets.get(p, "") for p in range(region.ways)}
             if region.bound:
                 found |= {f"{nd}/{name}/badblocks": self.badblocks, f"{nd}/{name}/resource": "0x270000000"}
+                free = max(0, region.size_bytes - sum(label.size_bytes for label in self.labels))
+                found |= {
+                    f"{nd}/{name}/available_size": str(free),
+                    f"{nd}/{name}/size": str(region.size_bytes),
+                }
                 found |= {f"{nd}/{name}/mapping0": f"nmem0,0,{region.size_bytes},0"}
         for name, namespace in self.namespaces.items():
             path = f"{nd}/{name}"
@@ -213,10 +219,13 @@ class FakeKernel(Kernel):
                 raise ComposeError("cxl: unknown option")
             return self.cxl_list
         if command[1] == "read-labels":
-            return json.dumps([{"label": [{"uuid": n.uuid, "name": n.label} for n in self.labels]}])
+            return json.dumps(
+                [{"label": [{"uuid": n.uuid, "name": n.label} for n in self.removed + self.labels]}]
+            )
         self._change(command[1])
         if command[1] == "destroy-namespace":
-            self.labels.remove(self.namespaces.pop(command[-1]))
+            self.removed.append(self.namespaces.pop(command[-1]))
+            self.labels.remove(self.removed[-1])
             return ""
         options = dict(zip(command[2::2], command[3::2], strict=True))
         assert options["-M"] == "mem"

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ LEFT_OUT = (
 )
 PROGRAMS = ("busybox", *TOOLS, "qemu-system-x86_64", "dpkg-deb", "apt-get", "ldd", "strip")
 META_PACKAGE = "linux-image-amd64"  # depends on Debian's newest kernel
+OLD_S = 7 * 86400.0
 RECIPE = 2  # raise it when what is built from the same packages changes
 
 
@@ -45,25 +47,23 @@ def lacking() -> list[str]:
     found = [f"{name} is not installed" for name in PROGRAMS if shutil.which(name) is None]
     if os.uname().machine != "x86_64" or sys.platform != "linux":
         found.append("guests are made on Linux on x86-64 only")
-    if shutil.which("apt-cache") and not found and not _kernel_package():
-        found.append(f"the package {META_PACKAGE} is not known to apt (run apt-get update)")
+    if not found and _folder() is None:
+        found.append(f"apt does not know the package {META_PACKAGE} (Debian has it; run apt-get update)")
     return found
 
 
 def base() -> Path:
     """The folder with `kernel` and `base.cpio`, made when it is not there."""
-    package = _kernel_package()
-    tools = [str(Path(tool).stat().st_mtime_ns) for tool in map(shutil.which, TOOLS) if tool]
-    words = [str(RECIPE), package, sys.version, *tools, *(f"{d.name} {d.version}" for d in _distributions())]
-    folder = CACHE / hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    folder = _folder()
+    if folder is None:
+        raise GuestError("; ".join(lacking()))
     if (folder / "base.cpio").exists():
         return folder
     began = CACHE / f"new.{os.getpid()}"
-    shutil.rmtree(began, ignore_errors=True)
     root = began / "root"
     root.mkdir(parents=True)
     try:
-        unpacked = _kernel(package, began)
+        unpacked = _kernel(_kernel_package(), began)
         (began / "kernel").write_bytes(_bootable(next(unpacked.glob("boot/vmlinuz-*"))))
         _modules(unpacked, root / "mods")
         _system(root)
@@ -75,7 +75,26 @@ def base() -> Path:
         began.rename(folder)
     finally:
         shutil.rmtree(began, ignore_errors=True)
+    _forget_old(folder)
     return folder
+
+
+def _folder() -> Path | None:
+    """Where the base is or will be kept; None when there is none and none can be made."""
+    tools = [str(Path(tool).stat().st_mtime_ns) for tool in map(shutil.which, TOOLS) if tool]
+    words = [str(RECIPE), sys.version, *tools, *(f"{d.name} {d.version}" for d in _distributions())]
+    key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    package = _kernel_package()
+    if package:
+        return CACHE / f"{package}.{key}"
+    return max(CACHE.glob(f"linux-image-*.{key}"), default=None)  # apt has no lists: what there is will do
+
+
+def _forget_old(folder: Path) -> None:
+    """A base is 110 MB, and each newer kernel or package makes another one."""
+    for other in CACHE.glob("linux-image-*"):
+        if other != folder and time.time() - other.stat().st_mtime > OLD_S:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def kvpool(archive: Path) -> None:

@@ -18,8 +18,8 @@ from guest.places import GuestError
 MEMORY_BYTES = 512 << 20  # of one CXL memory
 LABELS_BYTES = 1 << 20  # its label storage
 RAM_MIB = 448
-BOOT_S = 120.0
-CALL_S = 120.0
+BOOT_S = 240.0
+CALL_S = 180.0
 # In the memory's file: the kernel keeps the first 2 MiB of a region for the namespace's info block.
 DEVICE_OFFSET = 2 << 20
 

@@ -142,17 +142,22 @@ class Namespaces:
         self._kernel.run(*command, *options)
 
     def _refuse_labels(self, region: str, uuid: UUID, label: str) -> None:
-        """Raises: ComposeError when labels are in the way that the kernel does not show as a namespace."""
+        """Raises: ComposeError when labels take space that the kernel does not show as a namespace."""
+        path = f"{ND}/{region}"
+        if self._kernel.number(f"{path}/available_size") == self._kernel.number(f"{path}/size"):
+            return
+        # Labels that were removed are listed too: what is told is a hint, that something is there is certain.
         for dimm in self._dimms(region):
+            remedy = f"ndctl init-labels -f {dimm}"
             for row in self._labels(dimm):
-                name, owner = str(row.get("name", "")), str(row.get("uuid", ""))
-                if owner != str(namespace_uuid(uuid)):
-                    raise ComposeError(
-                        f"region {uuid}: the labels of its memory {dimm} hold a namespace of another region: "
-                        f"{name or 'without a name'} ({owner}). Nothing was changed. Compose that region, or, "
-                        f"if nobody needs its bytes, remove its labels: 'ndctl init-labels -f {dimm}'."
-                    )
-                self._refuse_geometry(uuid, name, label, f"ndctl init-labels -f {dimm}")
+                if str(row.get("uuid")) == str(namespace_uuid(uuid)):
+                    self._refuse_geometry(uuid, str(row.get("name")), label, remedy)
+        listed = ", ".join(f"'ndctl read-labels -j {dimm}'" for dimm in self._dimms(region))
+        raise ComposeError(
+            f"region {uuid}: the labels of its memories hold a namespace that is not this region's, or of another "
+            f"geometry: {listed} shows it. Nothing was changed. Compose that region; or, if nobody needs its bytes, "
+            "remove the labels of each: 'ndctl init-labels -f NAME'."
+        )
 
     def _dimms(self, region: str) -> list[str]:
         """The NVDIMMs, as ndctl names them, of a region's memories."""
@@ -177,8 +182,8 @@ class Namespaces:
             )
         if there.label.startswith(f"{NAME_PREFIX} ") and not ours:
             raise ComposeError(
-                f"region {uuid}: {there.name} in it is of another region ({there.label}, {there.uuid}), and may hold "
-                f"blocks. {unchanged} Compose that region, or, if nobody needs its bytes: "
+                f"region {uuid}: {there.name} in it is of another region ({there.label}, {there.uuid}), "
+                f"and may hold blocks. {unchanged} Compose that region, or, if nobody needs its bytes: "
                 f"'ndctl destroy-namespace -f {there.name}'."
             )
         self._refuse_geometry(uuid, there.label, label, f"ndctl destroy-namespace -f {there.name}")

@@ -177,7 +177,7 @@ class SysfsBackend:
         can_list_poison = any(
             self._kernel.has(f"{DEVICES}/{name}/trigger_poison_list") for name in self._kernel.names(DEVICES)
         )
-        for options in (["-L"], []) if can_list_poison else ([],):  # -L is in ndctl 79 and newer
+        for options in (["-L"], []) if can_list_poison else ([],):  # -L came later
             with contextlib.suppress(ComposeError, ValueError, KeyError, TypeError):
                 rows = json.loads(self._kernel.run("cxl", "list", "-M", "-H", *options) or "[]")
                 return {str(row["memdev"]): row for row in rows}
