@@ -23,6 +23,7 @@ from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
 from kvpool.outcomes import CODE_BY_REASON, REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
+from kvpool.paths import is_device_path
 from kvpool.region_file import Progress, allocate, os_error, require_space
 from kvpool.region_file import default_lock_path as default_lock_path
 from kvpool.report import (
@@ -117,7 +118,8 @@ class Region:
                     f"region {path}: there is a kvpool region already. Nothing was changed. "
                     f"Erase it with 'kvpool format {path} --capacity SIZE --force'."
                 )
-            if stat.S_ISREG(mode):
+            # A file at a device's place was handed out like a device: it is used as it is, and not replaced.
+            if stat.S_ISREG(mode) and not is_device_path(Path(path)):
                 size = os.path.getsize(path)
                 if size and not force:
                     raise RegionBusyError(

@@ -23,7 +23,7 @@ from kvpool.errors import (
     RegionError,
     SuperblockError,
 )
-from kvpool.provision import plan, provision
+from kvpool.provision import plan, provision, real_regions
 from kvpool.provision.observe import file_system_of, look_at
 from kvpool.provision.plan import (
     Action,
@@ -537,3 +537,24 @@ def test_look_at_without_permission_says_so(media: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["file", "False", "False", "missing", "False"], done.stderr
+
+
+def test_file_at_a_devices_place_is_formatted_and_wiped_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a cluster's driver hands out a file: it is mounted there, so it cannot be replaced or removed."""
+    region_path = tmp_path / "tier"
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path / "run"))
+    region_path.write_bytes(b"")
+    os.truncate(region_path, 64 << 20)
+    for module in ("kvpool.provision.observe", "kvpool.provision.remove", "kvpool.region", "kvpool.paths"):
+        monkeypatch.setattr(sys.modules[module], "is_device_path", lambda path: path == region_path)
+    before = region_path.stat()
+    spec = spec_of(dram(capacity="16Mi", source={"path": str(region_path)}))
+    provision(spec, 0, timeout_s=10, progress=lambda *_: None, waiting=lambda _: None)
+    after = region_path.stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert look_at(region_path, real_regions().inspect).region is not None
+    assert remove([region_path], real_regions().inspect) == [region_path]
+    assert region_path.stat().st_ino == before.st_ino
+    assert look_at(region_path, real_regions().inspect).blank

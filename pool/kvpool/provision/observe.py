@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvpool.errors import KvpoolError, MediumUnavailable
-from kvpool.paths import region_path
+from kvpool.paths import is_device_path, region_path
 from kvpool.provision.plan import ExistingRegion, Found, in_this_version
 from kvpool.spec import PoolSpec
 
@@ -50,7 +50,8 @@ def look_at(path: Path, inspect: Inspect) -> Found:
     if stat.S_ISDIR(status.st_mode):
         return Found("folder")
     if stat.S_ISREG(status.st_mode):
-        kind, size = "file", status.st_size
+        # What a cluster's driver hands out at a device's place is used as it is, whatever it is made of.
+        kind, size = "device" if is_device_path(path) else "file", status.st_size
     elif stat.S_ISCHR(status.st_mode) and (device_bytes := _device_bytes(status.st_rdev)):
         kind, size = "device", device_bytes
     else:
@@ -97,8 +98,9 @@ def room_bytes(path: Path, capacity_bytes: int) -> int:
         status = path.stat()
     except OSError:
         status = None
-    if status is not None and stat.S_ISCHR(status.st_mode):
-        return max(capacity_bytes, min(wanted, _device_bytes(status.st_rdev)))
+    if status is not None and (stat.S_ISCHR(status.st_mode) or is_device_path(path)):
+        whole = status.st_size if stat.S_ISREG(status.st_mode) else _device_bytes(status.st_rdev)
+        return max(capacity_bytes, min(wanted, whole))
     folder = path if status is not None else path.parent
     if not folder.exists() or _medium(folder).huge_page_bytes:
         return capacity_bytes

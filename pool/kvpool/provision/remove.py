@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvpool.errors import MediumUnavailable, RegionError
-from kvpool.paths import region_path
+from kvpool.paths import is_device_path, region_path
 from kvpool.provision.apply import unfinished
 from kvpool.provision.observe import BLANK_BYTES, Inspect, look_at
 from kvpool.provision.plan import in_this_version
@@ -32,7 +32,7 @@ def remove(paths: Iterable[Path], inspect: Inspect) -> list[Path]:
         unfinished(path).unlink(missing_ok=True)
     for path in present:
         try:
-            if path.is_file():
+            if path.is_file() and not is_device_path(path):
                 path.unlink()
             else:
                 _wipe(path)

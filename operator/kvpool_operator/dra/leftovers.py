@@ -1,0 +1,142 @@
+"""What nobody needs any more: regions of claims that are gone, and what a killed plugin left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import UUID
+
+from kvpool.cxl import ComposeError
+from kvpool_operator import kinds
+from kvpool_operator.client import UNREACHABLE, ApiError
+from kvpool_operator.dra.allocation import ClaimRef
+from kvpool_operator.dra.checkpoint import Record
+from kvpool_operator.dra.parameters import Refused, RegionParameters, parse
+from kvpool_operator.dra.prepare import Preparer
+from kvpool_operator.dra.regions import uuid_of
+from kvpool_operator.names import DRIVER
+
+log = logging.getLogger("kvpool.dra")
+
+FIRST_S, MOST_S = 1.0, 60.0  # between two looks at claims that were released
+HALF_WRITTEN_S = 60.0  # the other instance may just be writing one
+
+
+class Leftovers:
+    """Looks after what `Preparer` keeps on record. Threads: one event loop."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something was released: look soon."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """At the start everything, then what was released; until cancelled."""
+        pause, all_of_them = FIRST_S, True
+        while True:
+            try:
+                if all_of_them:
+                    await self.tidy()
+                await self.release(gone_too=all_of_them)
+                all_of_them = False
+            except (*UNREACHABLE, ApiError) as error:
+                log.warning("leftovers_failed error=%r", str(error))
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+                self._wake.clear()
+                pause = FIRST_S
+            except asyncio.TimeoutError:
+                pause = min(pause * 2, MOST_S)
+
+    async def tidy(self) -> None:
+        """CDI files that no record stands for, and files that were half written."""
+        preparer = self._preparer
+        for uid in preparer.cdi.uids() - preparer.checkpoint.uids():
+            async with preparer.checkpoint.locked(uid):
+                # The record is written first and removed last: without one nobody is at work here.
+                if uid not in preparer.checkpoint.uids():
+                    preparer.cdi.remove(uid)
+                    log.warning("leftover_removed cdi=%s", uid)
+        _remove_old([*preparer.cdi.unfinished(), *preparer.checkpoint.unfinished()])
+
+    async def release(self, *, gone_too: bool = False) -> None:
+        """End what is on record for claims that are gone; with `gone_too` also what still counts as prepared.
+
+        A claim that goes while its pod runs (its finalizer was taken off by hand) is left to the kubelet,
+        which takes it back when the pod ends; only a new start looks closer.
+        """
+        checkpoint = self._preparer.checkpoint
+        for uid in sorted(checkpoint.uids()):
+            record = checkpoint.read(uid)
+            if record is None or (record.state == "prepared" and not gone_too):
+                continue
+            if await self._is_gone(record.ref):
+                async with checkpoint.locked(uid):
+                    record = checkpoint.read(uid)
+                    if record is not None and (record.state != "prepared" or gone_too):
+                        await self._end(record)
+
+    async def _is_gone(self, ref: ClaimRef) -> bool:
+        claim = await self._preparer.cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
+        return claim is None or claim["metadata"].get("uid") != ref.uid
+
+    async def _end(self, record: Record) -> None:
+        preparer, ref = self._preparer, record.ref
+        preparer.cdi.remove(ref.uid)
+        if record.region and record.policy == "Delete" and not await self._is_wanted(record):
+            try:
+                await asyncio.to_thread(preparer.backend.destroy, UUID(record.region), with_blocks=True)
+                log.info("region_destroyed uuid=%s claim=%s/%s", record.region, ref.namespace, ref.name)
+            except ComposeError as error:
+                log.warning("region_kept uuid=%s error=%r; tried again", record.region, str(error))
+                return
+        elif record.region:
+            log.info("region_kept uuid=%s policy=%s", record.region, record.policy)
+        preparer.checkpoint.remove(ref.uid)
+        preparer.changed()
+
+    async def _is_wanted(self, record: Record) -> bool:
+        """Whether another claim is for the same region: a pool that was deleted and made again at once."""
+        checkpoint = self._preparer.checkpoint
+        for uid in checkpoint.uids() - {record.ref.uid}:
+            other = checkpoint.read(uid)
+            if other is not None and other.region == record.region and other.state != "released":
+                return True
+        for claim in await self._preparer.cluster.list(
+            kinds.RESOURCE_CLAIM, self._preparer.settings.namespace
+        ):
+            metadata = claim["metadata"]
+            ref = ClaimRef(metadata["namespace"], metadata["name"], metadata["uid"])
+            if ref.uid != record.ref.uid and record.region in _regions_of(ref, claim):
+                return True
+        return False
+
+
+def _regions_of(ref: ClaimRef, claim: dict[str, object]) -> Iterable[str]:
+    spec: object = claim.get("spec") or {}
+    devices = spec.get("devices") or {} if isinstance(spec, dict) else {}
+    for config in devices.get("config") or []:
+        opaque = config.get("opaque") or {}
+        if opaque.get("driver") != DRIVER:
+            continue
+        try:
+            parameters = parse(opaque.get("parameters"))
+        except Refused:
+            continue
+        if isinstance(parameters, RegionParameters):
+            yield str(uuid_of(ref, parameters.tier))
+
+
+def _remove_old(paths: Iterable[Path]) -> None:
+    for path in paths:
+        try:
+            if time.time() - path.stat().st_mtime > HALF_WRITTEN_S:
+                path.unlink()
+        except FileNotFoundError:
+            continue
