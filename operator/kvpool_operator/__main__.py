@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
         default="",
         help="tls.crt, tls.key, ca.crt of cert-manager, not the Secret",
     )
+    made.add_argument(
+        "--dra", action="store_true", help="the DRA driver is installed: pools can be had by claims"
+    )
     made.add_argument("--health-port", type=int, default=8080)
     made.add_argument("--metrics-port", type=int, default=8081)
     made.add_argument(
@@ -92,6 +95,7 @@ async def _run(given: argparse.Namespace) -> int:
         priority_class=given.priority_class,
         pull_policy=given.pull_policy,
         pull_secrets=tuple(given.pull_secret),
+        driver=given.dra,
     )
     namespaces = watched_namespaces(given)
     operator = Operator(cluster, wanted, namespaces)
@@ -106,12 +110,12 @@ async def _run(given: argparse.Namespace) -> int:
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{os.getpid()}"
     try:
         server = await _webhook(cluster, given)
-        handlers = registry(operator.cache, operator.changed)
+        handlers = registry(operator.cache, operator.changed, given.dra)
         if server is not None:
-            add_webhook(handlers, operator.cache, operator.metrics, given.group)
+            add_webhook(handlers, operator.cache, operator.metrics, given.group, given.dra)
         watching = kopf.operator(
             registry=handlers,
-            settings=settings(server),
+            settings=settings(server, given.dra),
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,

@@ -14,7 +14,7 @@ from kvpool_operator.assign import Node
 from kvpool_operator.cache import Cache, PoolKey, pool_key
 from kvpool_operator.client import Cluster
 from kvpool_operator.events import Events
-from kvpool_operator.handlers import WATCHED, slim
+from kvpool_operator.handlers import slim, watched
 from kvpool_operator.kinds import Kind
 from kvpool_operator.manifest import Settings
 from kvpool_operator.metrics import Metrics
@@ -47,7 +47,9 @@ class Operator:
     def __post_init__(self) -> None:
         self.reconciler = Reconciler(self.cluster, self.cache, Events(self.cluster), self.settings)
         self.queue = Queue(self._work)
-        self.watches = Watches(self.cluster, self.cache, WATCHED, self.changed, slim, self.namespaces)
+        self.watches = Watches(
+            self.cluster, self.cache, watched(self.settings.driver), self.changed, slim, self.namespaces
+        )
         self.metrics.watch_age.set_function(lambda: self.watches.checked_at)
         self.cluster.counted = lambda method, plural: self.metrics.requests.labels(method, plural).inc()
         self._known_nodes: dict[str, object] = {}

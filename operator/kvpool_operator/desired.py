@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpool_operator import objects
+from kvpool_operator import claims, objects
 from kvpool_operator.assign import Assignment
 from kvpool_operator.manifest import PoolObject, Settings
 from kvpool_operator.objects import Object
@@ -26,5 +26,7 @@ def desired(
         *objects.volumes(pool),
         *objects.claims(pool),
         *(objects.pool_node(pool, member) for member in assignment.members),
+        *([claims.claim_template(pool), claims.pool_slice(pool)] if settings.driver else []),
+        *claims.region_claims(pool, settings),
         objects.daemon_set(pool, settings, account_uid),
     ]

@@ -14,7 +14,7 @@ import kopf
 from kvpool_operator import kinds
 from kvpool_operator.cache import Cache
 from kvpool_operator.inject import inject
-from kvpool_operator.kinds import CHILDREN, Kind
+from kvpool_operator.kinds import CHILDREN, OF_DRIVER, Kind
 from kvpool_operator.metrics import Metrics
 from kvpool_operator.names import FINALIZER, GROUP, INJECTED_ANNOTATION, POOL_LABEL, SKIPPED_ANNOTATION
 
@@ -22,14 +22,19 @@ Object = dict[str, Any]
 Changed = Callable[[Kind, Object], None]
 
 # (kind, server-side label selector): only what belongs to a pool is sent to us.
-WATCHED: tuple[tuple[Kind, str], ...] = (
-    (kinds.POOL, ""),
-    (kinds.NODE, ""),
-    *((kind, POOL_LABEL) for kind in CHILDREN),
-)
+Watched = tuple[tuple[Kind, str], ...]
 
 
-def registry(cache: Cache, changed: Changed) -> kopf.OperatorRegistry:
+def watched(driver: bool) -> Watched:
+    """What is watched; what the DRA driver brings only where it is installed."""
+    return (
+        (kinds.POOL, ""),
+        (kinds.NODE, ""),
+        *((kind, POOL_LABEL) for kind in CHILDREN if driver or kind not in OF_DRIVER),
+    )
+
+
+def registry(cache: Cache, changed: Changed, driver: bool = False) -> kopf.OperatorRegistry:
     """The watches that kopf keeps. `changed` is told of each object that came, changed or went.
 
     It is told only after the first lists of all kinds are in the cache: kopf runs no handler before all of
@@ -41,13 +46,15 @@ def registry(cache: Cache, changed: Changed) -> kopf.OperatorRegistry:
     async def login(**given: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
 
-    for kind, _ in WATCHED:
+    for kind, _ in watched(driver):
         _watch(made, kind, cache, changed)
 
     return made
 
 
-def add_webhook(made: kopf.OperatorRegistry, cache: Cache, metrics: Metrics, group_id: int) -> None:
+def add_webhook(
+    made: kopf.OperatorRegistry, cache: Cache, metrics: Metrics, group_id: int, driver: bool = False
+) -> None:
     """Pods that carry a pool's label get the pool; path /inject of the webhook's server."""
 
     @kopf.on.mutate("v1", "pods", operation="CREATE", id="inject", registry=made)
@@ -57,13 +64,13 @@ def add_webhook(made: kopf.OperatorRegistry, cache: Cache, metrics: Metrics, gro
         if not name:
             return
         pool = cache.get(kinds.POOL, namespace or pod["metadata"].get("namespace") or "default", name)
-        changed_pod = inject(pod, pool, group_id)
+        changed_pod = inject(pod, pool, group_id, driver=driver)
         annotations = changed_pod["metadata"]["annotations"]
         metrics.injections.labels("skipped" if SKIPPED_ANNOTATION in annotations else "injected").inc()
         patch.metadata["annotations"] = {
             key: annotations[key] for key in (INJECTED_ANNOTATION, SKIPPED_ANNOTATION) if key in annotations
         }
-        for part in ("volumes", "securityContext", "containers"):
+        for part in ("volumes", "securityContext", "containers", "resourceClaims"):
             if changed_pod["spec"].get(part) != pod["spec"].get(part):
                 patch.spec[part] = changed_pod["spec"][part]
 
@@ -108,7 +115,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def settings(webhook: kopf.WebhookServer | None) -> kopf.OperatorSettings:
+def settings(webhook: kopf.WebhookServer | None, driver: bool = False) -> kopf.OperatorSettings:
     """kopf's settings: a watch that says nothing is ended and begun anew, nothing is written to objects."""
     made = kopf.OperatorSettings()
     made.persistence.finalizer = FINALIZER + "-kopf"  # never set: no handler of ours asks for one
@@ -121,7 +128,7 @@ def settings(webhook: kopf.WebhookServer | None) -> kopf.OperatorSettings:
     made.networking.request_timeout = 20
     made.scanning.disabled = True
     made.peering.standalone = True
-    for kind, labels in WATCHED:
+    for kind, labels in watched(driver):
         if labels:
             made.watching.label_selectors[_place(kind)] = labels
     if webhook is not None:

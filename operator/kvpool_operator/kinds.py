@@ -47,6 +47,9 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DAEMON_SET = Kind("apps/v1", "DaemonSet", "daemonsets")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 WEBHOOK = Kind(
     "admissionregistration.k8s.io/v1",
     "MutatingWebhookConfiguration",
@@ -65,8 +68,15 @@ CHILDREN = (
     VOLUME,
     CLAIM,
     POOL_NODE,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    RESOURCE_CLAIM,
     DAEMON_SET,
 )
+# Of these the ones that exist only where the DRA driver is installed.
+OF_DRIVER = (RESOURCE_CLAIM_TEMPLATE, RESOURCE_SLICE, RESOURCE_CLAIM)
+# Objects whose spec never changes: they stay as they were made.
+FIXED = (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE)
 BY_NAME = {kind.name: kind for kind in (*CHILDREN, POOL, NODE, POD, EVENT, SECRET, LEASE, WEBHOOK)}
 
 

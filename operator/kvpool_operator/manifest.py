@@ -11,7 +11,7 @@ from typing import Any
 
 from kvpool.paths import is_device_path
 from kvpool.spec import PoolSpec, TierSpec
-from kvpool_operator.names import API_VERSION, GROUP_ID, NODE_DIR, RUNTIME_DIR
+from kvpool_operator.names import API_VERSION, DEVICE_DIR, GROUP_ID, NODE_DIR, RUNTIME_DIR
 
 # What only the operator has a use for: a change of these is no change for the daemons.
 OPERATOR_FIELDS = ("paused", "nodeSelector", "tolerations", "priorityClassName", "daemon")
@@ -29,6 +29,7 @@ class Settings:
     priority_class: str = ""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
+    driver: bool = False  # whether the DRA driver is installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,28 @@ class PoolObject:
         """Of the placed ones those on a device."""
         return [tier for tier in self.placed if is_device_path(Path(placed_path(tier)))]
 
+    @property
+    def claimed(self) -> list[TierSpec]:
+        """The tiers whose memory a DeviceClass hands out, by a resource claim."""
+        return [tier for tier in self.spec.tiers if tier.source and tier.source.device_class]
+
+    @property
+    def by_claim(self) -> bool:
+        """Whether engines get the pool by a resource claim: a device needs more than a mount."""
+        return bool(self.claimed or self.devices)
+
+    def claimed_path(self, tier: str) -> str:
+        """Where containers see what was claimed for a tier."""
+        return tier_device(self.name, tier)
+
     def manifest(self) -> dict[str, Any]:
         """The manifest that daemons and engines read: every tier has the path that containers see."""
         body = {
             key: value for key, value in copy.deepcopy(dict(self.raw)).items() if key not in OPERATOR_FIELDS
         }
         for tier in body["tiers"]:
+            if (tier.get("source") or {}).get("deviceClass"):
+                tier["source"] = {"path": self.claimed_path(tier["name"])}
             if tier["medium"] == "DRAM" and not (tier.get("source") or {}).get("path"):
                 tier["source"] = {"path": self.region_path(tier["name"], bool(tier.get("hugePages")))}
         return {
@@ -123,6 +140,11 @@ class PoolObject:
 def placed_path(tier: TierSpec) -> str:
     """The path that the manifest gives to a tier; empty when it gives none."""
     return (tier.source.path or "") if tier.source else ""
+
+
+def tier_device(pool: str, tier: str) -> str:
+    """The place of a claimed tier in containers, the same on every node and for every kind of memory."""
+    return f"{DEVICE_DIR}/{pool}/{tier}"
 
 
 def parent(path: str) -> str:

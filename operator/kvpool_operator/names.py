@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Final
+from uuid import UUID, uuid5
 
 from kvpool import rules
 
@@ -15,6 +16,7 @@ API_VERSION: Final = rules.API_VERSION
 GROUP: Final = API_VERSION.partition("/")[0]
 FIELD_MANAGER: Final = "kvpool-operator"
 NODE_FIELD_MANAGER: Final = "kvpool-node"
+DRIVER_FIELD_MANAGER: Final = "kvpool-dra"
 FINALIZER: Final = "kvpool.dev/pool"
 LEASE: Final = "kvpool-operator"
 
@@ -27,9 +29,18 @@ SKIPPED_ANNOTATION: Final = "kvpool.dev/injection-skipped"
 ACCOUNT_ANNOTATION: Final = "kvpool.dev/account"  # uid of the ServiceAccount whose tokens a pod has
 APPLIED_ANNOTATION: Final = "kvpool.dev/applied"  # digest of what was applied: equal means nothing to do
 
+POLICY_ANNOTATION: Final = "kvpool.dev/deletion-policy"  # on the claim of a region: the pool's, as it is now
+
+DRIVER: Final = "dra.kvpool.dev"  # of resource claims, and the domain of its devices' attributes
+POOL_CLASS: Final = "kvpool"  # the DeviceClass of pools; that of CXL memory is named by the pool's tier
+MEMORY_LABEL: Final = "kvpool.dev/memory"  # of the ResourceSlice of a CXL memory: its serial number
+NO_REGION: Final = "none"  # what a memory says of its region when there is none
+POOL_REQUEST: Final = "kvpool"  # the name of the claim in a pod that was given a pool
+
 METRICS_PORT: Final = 9464  # of a node's daemon
 RUNTIME_DIR: Final = "/kvpool"  # in every container that uses a pool
 NODE_DIR: Final = "/dev/shm/kvpool"  # on every node; its pages are memory, and are charged to the daemon
+DEVICE_DIR: Final = "/dev/kvpool"  # in every container: what was composed for a tier
 GROUP_ID: Final = 64000  # owns the regions; engines get it as a supplemental group
 LABEL_MAX: Final = 63
 
@@ -102,6 +113,14 @@ def outside(namespace: str, pool: str, part: str = "") -> str:
     digest = hashlib.sha256(f"{namespace}/{pool}/{part}".encode()).hexdigest()[:8]
     readable = f"kvpool-{namespace}-{pool}{f'-{part}' if part else ''}"
     return f"{readable[: LABEL_MAX - 9].rstrip('-')}-{digest}"
+
+
+_REGIONS: Final = UUID("1f9f4a0c-7a52-5b0e-8d0b-5e3c7c1c9d42")
+
+
+def region_uuid(namespace: str, pool: str, tier: str) -> UUID:
+    """The region of a tier: the same on every node, and for a pool that is made again under its name."""
+    return uuid5(_REGIONS, f"{namespace}/{pool}/{tier}")
 
 
 def label_value(text: str) -> str:

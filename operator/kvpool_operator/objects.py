@@ -66,7 +66,7 @@ def owner(pool: PoolObject) -> Object:
     }
 
 
-def _object(pool: PoolObject, kind: Kind, name: str = "", **rest: Any) -> Object:
+def within(pool: PoolObject, kind: Kind, name: str = "", **rest: Any) -> Object:
     """In the pool's namespace: owned by the pool, so the garbage collector removes it after the pool."""
     metadata: Object = {
         "name": name or child(pool.name),
@@ -77,9 +77,9 @@ def _object(pool: PoolObject, kind: Kind, name: str = "", **rest: Any) -> Object
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **rest}
 
 
-def _beside(pool: PoolObject, kind: Kind, namespace: str, name: str = "", **rest: Any) -> Object:
+def beside(pool: PoolObject, kind: Kind, namespace: str, name: str = "", **rest: Any) -> Object:
     """Elsewhere (`namespace` "": cluster-scoped): no owner can be named, so the operator removes it."""
-    made = _object(pool, kind, name or outside(pool.namespace, pool.name), **rest)
+    made = within(pool, kind, name or outside(pool.namespace, pool.name), **rest)
     del made["metadata"]["ownerReferences"], made["metadata"]["namespace"]
     if namespace:
         made["metadata"]["namespace"] = namespace
@@ -87,7 +87,7 @@ def _beside(pool: PoolObject, kind: Kind, namespace: str, name: str = "", **rest
 
 
 def service_account(pool: PoolObject, settings: Settings) -> Object:
-    return _beside(pool, kinds.SERVICE_ACCOUNT, settings.namespace)
+    return beside(pool, kinds.SERVICE_ACCOUNT, settings.namespace)
 
 
 def role(pool: PoolObject) -> Object:
@@ -100,12 +100,12 @@ def role(pool: PoolObject) -> Object:
             "verbs": ["get", "patch", "update"],
         },
     ]
-    return _object(pool, kinds.ROLE, rules=rules)
+    return within(pool, kinds.ROLE, rules=rules)
 
 
 def role_binding(pool: PoolObject, settings: Settings) -> Object:
     account = outside(pool.namespace, pool.name)
-    return _object(
+    return within(
         pool,
         kinds.ROLE_BINDING,
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": child(pool.name)},
@@ -131,7 +131,7 @@ def config_map(pool: PoolObject) -> Object:
         "pool.yaml": PoolSpec.from_object(pool.manifest()).to_yaml(),
         "vllm.json": transfer_config(pool.name) + "\n",
     }
-    return _object(pool, kinds.CONFIG_MAP, data=data)
+    return within(pool, kinds.CONFIG_MAP, data=data)
 
 
 def service(pool: PoolObject, settings: Settings) -> Object:
@@ -141,7 +141,7 @@ def service(pool: PoolObject, settings: Settings) -> Object:
         "selector": selector(pool),
         "ports": [{"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics", "protocol": "TCP"}],
     }
-    return _beside(pool, kinds.SERVICE, settings.namespace, spec=spec)
+    return beside(pool, kinds.SERVICE, settings.namespace, spec=spec)
 
 
 def network_policy(pool: PoolObject, settings: Settings) -> Object:
@@ -155,7 +155,7 @@ def network_policy(pool: PoolObject, settings: Settings) -> Object:
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
         ],
     }
-    return _beside(pool, kinds.NETWORK_POLICY, settings.namespace, spec=spec)
+    return beside(pool, kinds.NETWORK_POLICY, settings.namespace, spec=spec)
 
 
 def volumes(pool: PoolObject) -> list[Object]:
@@ -189,12 +189,12 @@ def _volume(pool: PoolObject, part: str, path: str, kind: str) -> Object:
         },
         "hostPath": {"path": path, "type": kind},
     }
-    return _beside(pool, kinds.VOLUME, "", outside(pool.namespace, pool.name, part), spec=spec)
+    return beside(pool, kinds.VOLUME, "", outside(pool.namespace, pool.name, part), spec=spec)
 
 
 def claims(pool: PoolObject) -> list[Object]:
     return [
-        _object(
+        within(
             pool,
             kinds.CLAIM,
             made["spec"]["claimRef"]["name"],
@@ -219,7 +219,7 @@ def pool_node(pool: PoolObject, member: Member) -> Object:
         "adopt": [{"shard": claim.shard, "epoch": claim.epoch} for claim in member.claims],
         "manifest": pool.manifest(),
     }
-    made = _object(pool, kinds.POOL_NODE, f"{pool.name}-{member.index}", spec=spec)
+    made = within(pool, kinds.POOL_NODE, f"{pool.name}-{member.index}", spec=spec)
     made["metadata"]["labels"][NODE_LABEL] = label_value(member.node)
     return made
 
@@ -234,7 +234,7 @@ def daemon_set(pool: PoolObject, settings: Settings, account_uid: str = "") -> O
             "spec": _pod(pool, settings),
         },
     }
-    return _beside(pool, kinds.DAEMON_SET, settings.namespace, spec=spec)
+    return beside(pool, kinds.DAEMON_SET, settings.namespace, spec=spec)
 
 
 def _pod(pool: PoolObject, settings: Settings) -> Object:
@@ -257,7 +257,10 @@ def _pod(pool: PoolObject, settings: Settings) -> Object:
             ),
         ],
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
-        "resources": resources(pool),
+        "resources": {
+            **resources(pool),
+            **({"claims": [{"name": tier.name} for tier in pool.claimed]} if pool.claimed else {}),
+        },
         # Filling a large tier with pages takes minutes before the first answer.
         "startupProbe": {**probe, "periodSeconds": 2, "failureThreshold": 300},
         "livenessProbe": {**probe, "failureThreshold": 6},
@@ -278,6 +281,11 @@ def _pod(pool: PoolObject, settings: Settings) -> Object:
         },
         "nodeSelector": {"kubernetes.io/os": "linux", **(pool.raw.get("nodeSelector") or {})},
     }
+    if pool.claimed:
+        pod["resourceClaims"] = [
+            {"name": tier.name, "resourceClaimName": outside(pool.namespace, pool.name, tier.name)}
+            for tier in pool.claimed
+        ]
     if tolerations := pool.raw.get("tolerations"):
         pod["tolerations"] = tolerations
     if priority := pool.raw.get("priorityClassName") or settings.priority_class:

@@ -13,6 +13,7 @@ from kvpool.errors import ManifestError
 from kvpool_operator import kinds
 from kvpool_operator.assign import Assignment, Member, Node, assign
 from kvpool_operator.cache import Cache, PoolKey
+from kvpool_operator.claims import not_to_be_had
 from kvpool_operator.client import ApiError, Cluster
 from kvpool_operator.compare import is_applied, marked
 from kvpool_operator.desired import desired
@@ -74,6 +75,9 @@ class Reconciler:
         if deleting:
             await self._finalize(key, body, pool)
             return
+        if problem := not_to_be_had(pool, self.settings):
+            await self._invalid(key, body, problem, deleting)
+            return
         if FINALIZER not in (body["metadata"].get("finalizers") or []):
             body = await self._set_finalizer(body, present=True)
         nodes, members = self._look(key, pool)
@@ -97,7 +101,7 @@ class Reconciler:
         account = marked(service_account(pool, self.settings))
         problems = await self._ensure(key, [account])
         uid = str((self._live(account) or account)["metadata"].get("uid", ""))
-        wanted = [marked(body) for body in desired(pool, self.settings, assignment, uid)]
+        wanted = [marked(self._as_made(body)) for body in desired(pool, self.settings, assignment, uid)]
         problems += await self._ensure(key, [body for body in wanted if body != account])
         kept = {(body["kind"], body["metadata"]["name"]) for body in wanted}
         kept |= {("KVPoolNode", f"{pool.name}-{member.index}") for member in assignment.waiting}
@@ -113,6 +117,13 @@ class Reconciler:
         if not problems:
             return ""
         return f"{len(problems)} objects could not be applied; the first: {problems[0]}"
+
+    def _as_made(self, wanted: Object) -> Object:
+        """An object whose spec can never change, with the spec that it has."""
+        live = self._live(wanted) if kind_of(wanted) in kinds.FIXED else None
+        if live is None or live["metadata"].get("deletionTimestamp"):
+            return wanted
+        return {**wanted, "spec": live["spec"]}
 
     async def _ensure(self, key: PoolKey, wanted: list[Object]) -> list[str]:
         """Apply what differs; returns what was refused, a sentence each."""

@@ -73,7 +73,8 @@ def test_the_annotation_picks_containers() -> None:
         (
             {},
             pool_body(tiers=[{**CXL, "source": {"path": "/dev/dax0.0"}}]),
-            "KVPool prefix lies on /dev/dax0.0: a pod gets a device by a resource claim only.",
+            "KVPool prefix lies on /dev/dax0.0: a pod gets a device by a resource claim only, and the DRA "
+            "driver is not installed (dra.enabled in the chart).",
         ),
     ],
 )

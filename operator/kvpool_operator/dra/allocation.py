@@ -91,7 +91,9 @@ def allocation_of(ref: ClaimRef, claim: Mapping[str, Any] | None) -> Allocation:
              or says something that its device does not take.
     """
     if claim is None or claim["metadata"].get("uid") != ref.uid:
-        raise Refused(f"{ref.where} is gone, or was made anew meanwhile; delete the pod, and it gets the new one.")
+        raise Refused(
+            f"{ref.where} is gone, or was made anew meanwhile; delete the pod, and it gets the new one."
+        )
     allocated = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
     results = tuple(
         Result(str(result["request"]), str(result["pool"]), str(result["device"]))
@@ -103,7 +105,8 @@ def allocation_of(ref: ClaimRef, claim: Mapping[str, Any] | None) -> Allocation:
     requests = {result.request.partition("/")[0] for result in results}
     if len(requests) > 1:
         raise Refused(
-            f"{ref.where} has the requests {', '.join(sorted(requests))} for {DRIVER}; one claim is for one pool or one "
+            f"{ref.where} has the requests {', '.join(sorted(requests))} for {DRIVER}; one claim "
+            "is for one pool or one "
             "region. Write a claim for each."
         )
     of_pools = {result.pool.startswith(POOL_PREFIX) for result in results}
@@ -120,6 +123,8 @@ def allocation_of(ref: ClaimRef, claim: Mapping[str, Any] | None) -> Allocation:
     wants_pool = of_pools == {True}
     for given in parameters:
         if isinstance(given, PoolParameters) != wants_pool:
-            raise Refused(f"{ref.where}: kind {POOL} is for claims of a KVPool, RegionParameters for CXL memory.")
+            raise Refused(
+                f"{ref.where}: kind {POOL} is for claims of a KVPool, RegionParameters for CXL memory."
+            )
     default: PoolParameters | RegionParameters = PoolParameters() if wants_pool else RegionParameters()
     return Allocation(results, parameters[-1] if parameters else default)

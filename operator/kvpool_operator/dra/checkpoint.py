@@ -75,8 +75,9 @@ class Checkpoint:
 
     def read(self, uid: str) -> Record | None:
         """The claim's record; one that cannot be read counts as none."""
+        path = self._path(uid)
         try:
-            found = json.loads(self._path(uid).read_text())
+            found = json.loads(path.read_text())
             if found["version"] != VERSION or found["ref"]["uid"] != uid:
                 raise ValueError(f"version {found['version']} for {found['ref']['uid']}")
             return Record(

@@ -57,7 +57,9 @@ class PoolParameters:
 def parse(document: Any) -> RegionParameters | PoolParameters:
     """The parameters in a claim. Raises: Refused, with the field and what it takes."""
     if not isinstance(document, Mapping):
-        raise Refused(f"parameters: {shown(document)} is no object; write apiVersion: {API_VERSION}, kind: ...")
+        raise Refused(
+            f"parameters: {shown(document)} is no object; write apiVersion: {API_VERSION}, kind: ..."
+        )
     version, kind = document.get("apiVersion"), document.get("kind")
     if version != API_VERSION or kind not in (REGION, POOL):
         raise Refused(
@@ -95,7 +97,9 @@ def _region(document: Mapping[str, Any]) -> RegionParameters:
 
 def _tier(document: Any) -> TierRef:
     if not isinstance(document, Mapping):
-        raise Refused(f"parameters.pool: {shown(document)}; write pool: {{namespace: ..., name: ..., tier: ...}}.")
+        raise Refused(
+            f"parameters.pool: {shown(document)}; write pool: {{namespace: ..., name: ..., tier: ...}}."
+        )
     _only(document, "pool.", ("namespace", "name", "tier"), every=True)
     found = [document[key] for key in ("namespace", "name", "tier")]
     for key, text in zip(("namespace", "name", "tier"), found, strict=True):

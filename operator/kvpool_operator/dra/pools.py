@@ -31,9 +31,7 @@ def usable_pool(ref: ClaimRef, wanted: PoolRef, body: Mapping[str, Any] | None) 
         raise Refused(f"{ref.where}: {name} is not valid: {error}") from None
 
 
-def given(
-    ref: ClaimRef, pool: PoolObject, role: Role, regions: Sequence[Composed], group_id: int
-) -> Given:
+def given(ref: ClaimRef, pool: PoolObject, role: Role, regions: Sequence[Composed], group_id: int) -> Given:
     """Everything of the pool on this node; read-write only for who stores blocks.
 
     Raises:  Refused for a tier that is not here (yet), or lies on something that no pod may have.
@@ -51,7 +49,8 @@ def given(
             found.append(Node(path, path, read_only))
         else:
             raise Refused(
-                f"{ref.where}: tier {tier.name} of KVPool {pool.name} lies on {path}; a pod is given DAX devices "
+                f"{ref.where}: tier {tier.name} of KVPool {pool.name} lies on {path}; a pod is "
+                "given DAX devices "
                 "(/dev/dax0.0) and nothing else of /dev."
             )
     here = {region.uuid: region for region in regions}
@@ -59,7 +58,8 @@ def given(
         region = here.get(region_uuid(pool.namespace, pool.name, tier.name))
         if region is None:
             raise Refused(
-                f"{ref.where}: the region of tier {tier.name} of KVPool {pool.name} is not on this node yet. The pool's "
+                f"{ref.where}: the region of tier {tier.name} of KVPool {pool.name} is not on "
+                "this node yet. The pool's "
                 "daemon here has it made ('kubectl get kvpn'); the pod is tried again by itself."
             )
         found.append(placed(region, pool.claimed_path(tier.name), read_only=read_only))

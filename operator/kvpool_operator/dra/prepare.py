@@ -110,7 +110,8 @@ class Preparer:
         found = pools.given(ref, pool, parameters.role, here, self.settings.group_id)
         if not Path(pool.node_folder).is_dir():
             raise Refused(
-                f"{ref.where}: KVPool {pool.name} is not served on this node yet: {pool.node_folder} is missing. The "
+                f"{ref.where}: KVPool {pool.name} is not served on this node yet: "
+                f"{pool.node_folder} is missing. The "
                 "pool's daemon makes it; the pod is tried again by itself."
             )
         return found
@@ -147,12 +148,14 @@ class Preparer:
         own = ref.namespace == self.settings.namespace
         if parameters.tier is not None and not own:
             raise Refused(
-                f"{ref.where}: parameters.pool is for the claims of the operator in {self.settings.namespace}; a pod gets "
+                f"{ref.where}: parameters.pool is for the claims of the operator in "
+                f"{self.settings.namespace}; a pod gets "
                 "a KVPool by DeviceClass kvpool."
             )
         if not own and ref.namespace not in self.settings.region_namespaces:
             raise Refused(
-                f"{ref.where}: claims of namespace {ref.namespace} get no CXL memory by itself, because it may hold what "
+                f"{ref.where}: claims of namespace {ref.namespace} get no CXL memory by itself, "
+                "because it may hold what "
                 "others stored. Use a KVPool, or add the namespace to the chart's dra.regionNamespaces."
             )
 

@@ -83,7 +83,8 @@ def placed(composed: Composed, at: str, *, read_only: bool = False) -> Mount | N
     """How a container gets a composed region. Raises: Refused when it is there in part only."""
     if composed.device is None:
         raise Refused(
-            f"region {composed.uuid} has no device here yet; it is tried again. 'kvpool cxl list' shows what is missing."
+            f"region {composed.uuid} has no device here yet; it is tried again. 'kvpool cxl list' "
+            "shows what is missing."
         )
     path = composed.device.path
     if is_dax(path):

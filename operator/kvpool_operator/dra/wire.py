@@ -157,7 +157,7 @@ def handler(package: Package, functions: Mapping[str, Callable[..., Any]]) -> An
 
 def call(channel: Any, package: Package, method: str) -> Any:
     """The method of a server at the other end of `channel`, to be called with a request."""
-    request, response = package.methods[method]
+    response = package.methods[method][1]
     many = response.startswith("*")
     return (channel.unary_stream if many else channel.unary_unary)(
         f"/{package.name}.{package.service}/{method}",
