@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _release(given: argparse.Namespace) -> int:
     cluster = await Cluster.connect()
     try:
-        await release(cluster, given.lease_namespace, given.namespace)
+        await release(cluster, given.lease_namespace, given.namespace, driver=given.dra)
     finally:
         await cluster.close()
     return 0

@@ -49,6 +49,7 @@ DAEMON_SET = Kind("apps/v1", "DaemonSet", "daemonsets")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 RESOURCE_CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+DEVICE_CLASS = Kind("resource.k8s.io/v1", "DeviceClass", "deviceclasses", namespaced=False)
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 WEBHOOK = Kind(
     "admissionregistration.k8s.io/v1",

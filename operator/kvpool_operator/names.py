@@ -32,7 +32,8 @@ APPLIED_ANNOTATION: Final = "kvpool.dev/applied"  # digest of what was applied: 
 POLICY_ANNOTATION: Final = "kvpool.dev/deletion-policy"  # on the claim of a region: the pool's, as it is now
 
 DRIVER: Final = "dra.kvpool.dev"  # of resource claims, and the domain of its devices' attributes
-POOL_CLASS: Final = "kvpool"  # the DeviceClass of pools; that of CXL memory is named by the pool's tier
+POOL_CLASS: Final = "kvpool"  # the DeviceClass of pools
+MEMORY_CLASS: Final = "cxl-dax"  # the chart's DeviceClass of CXL memory; there may be others
 MEMORY_LABEL: Final = "kvpool.dev/memory"  # of the ResourceSlice of a CXL memory: its serial number
 NO_REGION: Final = "none"  # what a memory says of its region when there is none
 POOL_REQUEST: Final = "kvpool"  # the name of the claim in a pod that was given a pool

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from kvpool_operator import kinds
 from kvpool_operator.client import ApiError, Cluster
 from kvpool_operator.lease import RETRY_S
-from kvpool_operator.names import FINALIZER, LEASE
+from kvpool_operator.names import FINALIZER, LEASE, POOL_LABEL
 
 log = logging.getLogger("kvpool.operator")
 
@@ -19,8 +19,12 @@ ROUNDS = 10
 HELD_S = 600  # long enough for helm to delete the operator, whose replicas wait for the lease meanwhile
 
 
-async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = ()) -> None:
+async def release(
+    cluster: Cluster, namespace: str, namespaces: Sequence[str] = (), *, driver: bool = False
+) -> None:
     """Take the lease away from the operator, then the finalizer off every pool. Pools and blocks stay.
+
+    With `driver` the pools are also taken out of what the scheduler hands out: nobody prepares them any more.
 
     Raises:  ApiError.
     """
@@ -42,8 +46,16 @@ async def release(cluster: Cluster, namespace: str, namespaces: Sequence[str] = 
     for _ in range(ROUNDS):
         await asyncio.sleep(RETRY_S * 1.5)
         if not await _strip(cluster, namespaces):
+            if driver:
+                await _withdraw(cluster)
             return
     raise ApiError("release", 409, "somebody puts finalizers back: is another kvpool operator running?")
+
+
+async def _withdraw(cluster: Cluster) -> None:
+    for body in await cluster.list(kinds.RESOURCE_SLICE, labels=POOL_LABEL):
+        metadata = body["metadata"]
+        await cluster.delete(kinds.RESOURCE_SLICE, None, metadata["name"], metadata["uid"])
 
 
 async def _strip(cluster: Cluster, namespaces: Sequence[str]) -> int:

@@ -334,6 +334,70 @@ def test_webhook_certificate_of_cert_manager_is_mounted_and_no_right_to_its_secr
     assert named(helm.objects(without), "Issuer", "kvpool-webhook")["spec"] == {"selfSigned": {}}
 
 
+# --- the DRA driver -----------------------------------------------------------------------------------------
+
+
+def driver_pod(helm: Helm, values: Object) -> Object:
+    (found,) = (body for body in helm.objects(values) if body["kind"] == "DaemonSet")
+    pod: Object = found["spec"]["template"]["spec"]
+    return pod
+
+
+def test_driver_is_off_by_default_and_has_no_rights_then(helm: Helm) -> None:
+    objects = helm.objects()
+    assert not kinds(objects) & {"DaemonSet", "DeviceClass", "ValidatingAdmissionPolicy"}
+    assert "resource.k8s.io" not in json.dumps(objects)
+
+
+def test_driver_has_only_the_folders_and_powers_that_it_needs(helm: Helm) -> None:
+    pod = driver_pod(helm, CASES["dra"])
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC"))
+    assert {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v} == {
+        "/var/lib/kubelet/plugins/dra.kvpool.dev",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/run/cdi",
+        "/dev/shm/kvpool",
+        "/mnt/cxl",
+    }
+    assert {m["mountPath"] for m in container["volumeMounts"] if m.get("readOnly")} == {"/dev/shm/kvpool"}
+    source = (ROOT / "operator" / "kvpool_operator" / "dra" / "__main__.py").read_text()
+    known = set(re.findall(r'"(--[a-z-]+)"', source))
+    assert {argument.partition("=")[0] for argument in container["args"]} <= known
+    assert container["resources"]["limits"]["memory"]
+    assert pod["nodeSelector"]["kvpool.dev/cxl"] == "yes"
+
+
+def test_driver_is_privileged_only_for_the_machines_own_memory(helm: Helm) -> None:
+    pod = driver_pod(helm, {"dra": {"enabled": True, "backend": "sysfs"}})
+    assert pod["containers"][0]["securityContext"]["privileged"]
+    paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert {"/dev", "/sys"} <= paths
+
+
+def test_driver_rights_reach_claims_only_where_pools_are_served(helm: Helm) -> None:
+    values = {**CASES["namespaced"], "dra": CASES["dra"]["dra"]}
+    objects = helm.objects(values)
+    role = named(objects, "ClusterRole", "kvpool-sys-dra")
+    assert {r for rule in role["rules"] for r in rule["resources"]} == {
+        "nodes",
+        "deviceclasses",
+        "resourceslices",
+    }
+    bound = {
+        body["metadata"]["namespace"]
+        for body in objects
+        if body["kind"] == "RoleBinding" and body["metadata"]["name"].startswith("kvpool-dra")
+    }
+    assert bound == {"sys", "team-a", "team-b"}
+
+
 # --- values -------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +425,13 @@ def test_webhook_certificate_of_cert_manager_is_mounted_and_no_right_to_its_secr
             {"webhook": {"certManager": {"issuerRef": {"name": "i"}}}},
             "set it to true, or leave issuerRef out",
         ),
+        ({"dra": {"enabled": True}}, "write into dra.backend where CXL memory comes from"),
+        ({"dra": {"backend": "file:/a/../b"}}, "at '/dra/backend'"),
+        ({"dra": {"backend": "file:cxl"}}, "at '/dra/backend'"),
+        (
+            {"dra": {"enabled": True, "backend": "sysfs", "serviceAccount": {"create": False}}},
+            "into dra.serviceAccount.name",
+        ),
         ({"operator": {"serviceAccount": {"create": False}}}, "into operator.serviceAccount.name"),
         ({"api": {"serviceAccount": {"create": False}}}, "into api.serviceAccount.name"),
         ({"image": {"tag": "1", "digest": f"sha256:{'0' * 64}"}}, "leave image.tag out"),
@@ -380,6 +451,7 @@ def test_values_schema_is_closed_but_for_what_is_handed_on(helm: Helm) -> None:
         "definitions.tolerations.items",
         "properties.operator.properties.affinity",
         "properties.api.properties.affinity",
+        "properties.dra.properties.affinity",
         "properties.webhook.properties.namespaceSelector.properties.matchExpressions.items",
     }
     open_ones = set()

@@ -273,7 +273,7 @@ def test_checkpoint_keeps_records_and_takes_damage_for_nothing(tmp_path: Path) -
 
 # --- slices -------------------------------------------------------------------------------------------------
 
-A, B = (slices.Host(name, f"uid-{name}", f"host-{name}") for name in "ab")
+A, B = (slices.Host(name, f"host-{name}", "uid-of-class") for name in "ab")
 MEMORY = Memory("0xc1", "mem0", GIB)
 
 
@@ -291,16 +291,16 @@ def test_two_nodes_share_the_slice_of_a_memory() -> None:
     first = slices.with_host(None, MEMORY, None, A)
     both = slices.with_host(first, MEMORY, None, B)
     assert (hosts(first), hosts(both)) == (["host-a"], ["host-a", "host-b"])
-    assert [o["uid"] for o in both["metadata"]["ownerReferences"]] == ["uid-a", "uid-b"]
+    assert [o["uid"] for o in both["metadata"]["ownerReferences"]] == ["uid-of-class"]
     assert (first["spec"]["pool"]["generation"], both["spec"]["pool"]["generation"]) == (1, 2)
     for host in (A, B):
         again = slices.with_host(both, MEMORY, None, host)
         assert slices.same(both, again)
         assert again["spec"]["pool"]["generation"] == 2
-    left = slices.without_host(both, A)
+    left = slices.without_host(both, "host-a")
     assert left is not None
     assert hosts(left) == ["host-b"]
-    assert slices.without_host(left, B) is None
+    assert slices.without_host(left, "host-b") is None
 
 
 def test_only_the_node_that_told_of_a_region_takes_it_back() -> None:
@@ -313,7 +313,7 @@ def test_only_the_node_that_told_of_a_region_takes_it_back() -> None:
     gone = slices.with_host(told, MEMORY, None, A)
     assert region_in(gone) == "none"
     assert gone["spec"]["pool"]["generation"] == told["spec"]["pool"]["generation"] + 1
-    without = slices.without_host(told, A)
+    without = slices.without_host(told, "host-a")
     assert without is not None
     assert region_in(slices.with_host(without, MEMORY, None, B)) == "none", "who told of it is gone"
 

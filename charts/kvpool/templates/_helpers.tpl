@@ -29,6 +29,15 @@
 {{- default (printf "%s-api" (include "kvpool.fullname" .)) .Values.api.serviceAccount.name }}
 {{- end }}
 
+{{- define "kvpool.dra.serviceAccount" -}}
+{{- default (printf "%s-dra" (include "kvpool.fullname" .)) .Values.dra.serviceAccount.name }}
+{{- end }}
+
+{{/* The folder of the file backend, without what may stand behind it. */}}
+{{- define "kvpool.dra.folder" -}}
+{{- .Values.dra.backend | trimPrefix "file:" | splitList "?" | first }}
+{{- end }}
+
 {{- define "kvpool.webhook.service" -}}
 {{- printf "%s-webhook" (include "kvpool.fullname" .) }}
 {{- end }}

@@ -25,7 +25,7 @@ from kvpool_operator.dra.plugin import Plugin
 from kvpool_operator.dra.prepare import Preparer, Settings
 from kvpool_operator.dra.slices import Publisher
 from kvpool_operator.health import serve
-from kvpool_operator.names import GROUP_ID
+from kvpool_operator.names import DRIVER, GROUP_ID
 
 log = logging.getLogger("kvpool.dra")
 
@@ -73,7 +73,7 @@ async def _run(given: argparse.Namespace) -> int:
     cluster = await Cluster.connect()
     settings = Settings(node, os.environ["POD_NAMESPACE"], frozenset(given.region_namespace), given.group)
     publisher = Publisher(cluster, backend, node)
-    folder = given.kubelet / "plugins" / "dra.kvpool.dev"
+    folder = given.kubelet / "plugins" / DRIVER
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = Checkpoint(folder)
     preparer = Preparer(cluster, backend, checkpoint, Folder(given.cdi), settings)

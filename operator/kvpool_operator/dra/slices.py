@@ -1,8 +1,9 @@
 """The CXL memories of a node as ResourceSlices: one for each memory, whichever nodes see it.
 
-A memory that several nodes see is one device to the scheduler: it is handed out once, and a claim that has it
-can be used on each of them. Every node adds itself to the slice and takes itself off again; a slice goes when
-the last of its Nodes is gone (owner references) or sees it no more. The operator makes those of KVPools.
+A memory that several nodes see is one device to the scheduler: it is handed out once, and its claim can be
+used on each of them. Every node adds itself to the slice and takes itself off again, and those that are gone;
+the last one removes it. All of them belong to the DeviceClass, and go with it when the driver is uninstalled.
+The operator makes those of KVPools.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from kvpool.cxl import Backend, Composed, ComposeError, Memory
 from kvpool_operator import kinds
 from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.dra.allocation import MEMORY_PREFIX
-from kvpool_operator.names import DRIVER, MEMORY_LABEL, NO_REGION
+from kvpool_operator.names import DRIVER, MEMORY_CLASS, MEMORY_LABEL, NO_REGION
 
 log = logging.getLogger("kvpool.dra")
 Object = dict[str, Any]
@@ -37,14 +39,14 @@ class Host:
     """This node, as slices name it."""
 
     node: str
-    uid: str
     hostname: str  # the label that a node selector can ask for
+    class_uid: str = ""  # of the DeviceClass that owns the slices
 
     @classmethod
-    def from_node(cls, node: Mapping[str, Any]) -> Host:
+    def from_node(cls, node: Mapping[str, Any], class_uid: str) -> Host:
         metadata = node["metadata"]
         hostname = (metadata.get("labels") or {}).get(HOSTNAME) or metadata["name"]
-        return cls(metadata["name"], metadata["uid"], hostname)
+        return cls(metadata["name"], hostname, class_uid)
 
 
 def slice_name(serial: str) -> str:
@@ -62,12 +64,7 @@ def with_host(live: Object | None, memory: Memory, region: Composed | None, host
     metadata, spec = made["metadata"], made["spec"]
     hosts = _hosts(spec)
     annotations = metadata.setdefault("annotations", {})
-    owners = [
-        owner
-        for owner in metadata.get("ownerReferences") or []
-        if owner["uid"] != host.uid and owner["name"] != host.node
-    ]
-    metadata["ownerReferences"] = sorted([*owners, _owner(host)], key=lambda owner: str(owner["name"]))
+    metadata["ownerReferences"] = [_owner(host)]
     _set_hosts(spec, hosts | {host.hostname})
     known = (((spec["devices"] or [{}])[0].get("attributes") or {}).get("region") or {}).get(
         "string", NO_REGION
@@ -86,15 +83,13 @@ def with_host(live: Object | None, memory: Memory, region: Composed | None, host
     return _numbered(live, made)
 
 
-def without_host(live: Object, host: Host) -> Object | None:
-    """The slice without this node; None when no node is left in it."""
+def without_host(live: Object, hostname: str) -> Object | None:
+    """The slice without that node; None when no node is left in it."""
     made = copy.deepcopy(live)
-    hosts = _hosts(made["spec"]) - {host.hostname}
+    hosts = _hosts(made["spec"]) - {hostname}
     if not hosts:
         return None
     _set_hosts(made["spec"], hosts)
-    owners = made["metadata"].get("ownerReferences") or []
-    made["metadata"]["ownerReferences"] = [owner for owner in owners if owner["uid"] != host.uid]
     return _numbered(live, made)
 
 
@@ -171,7 +166,8 @@ def _set_hosts(spec: Object, hosts: set[str]) -> None:
 
 
 def _owner(host: Host) -> Object:
-    return {"apiVersion": "v1", "kind": "Node", "name": host.node, "uid": host.uid}
+    kind = kinds.DEVICE_CLASS
+    return {"apiVersion": kind.api_version, "kind": kind.name, "name": MEMORY_CLASS, "uid": host.class_uid}
 
 
 class Publisher:
@@ -205,31 +201,50 @@ class Publisher:
             self._wake.clear()
 
     async def publish(self) -> bool:
-        """Make the slices say what this node sees. False: another node was faster, and it has "
-        "to be done again."""
+        """Make the slices say what this node sees. False: do it again, another node was faster."""
         node = await self._cluster.get(kinds.NODE, None, self._node)
         if node is None:
             raise ValueError(f"there is no Node {self._node}")
-        host = Host.from_node(node)
+        of_class = await self._cluster.get(kinds.DEVICE_CLASS, None, MEMORY_CLASS)
+        if of_class is None:
+            raise ValueError(f"there is no DeviceClass {MEMORY_CLASS}; the chart makes it")
+        host = Host.from_node(node, of_class["metadata"]["uid"])
         memories = [m for m in await asyncio.to_thread(self._backend.memories) if usable(m)]
         regions = await asyncio.to_thread(self._backend.regions)
         found = await self._cluster.list(kinds.RESOURCE_SLICE, labels=MEMORY_LABEL)
         live = {body["metadata"]["name"]: body for body in found}
+        if gone := await self._gone(found, host):
+            for body in found:
+                await self._take_off(body, gone)
+            return False  # all of them are new
         done = True
         for memory in memories:
             there = live.pop(slice_name(memory.serial), None)
             region = next((r for r in regions if memory.serial in r.memories), None)
             done &= await self._write(there, with_host(there, memory, region, host))
         for body in live.values():  # of memories that this node sees no more
-            if host.hostname in _hosts(body["spec"]):
-                made = without_host(body, host)
-                if made is None:
-                    metadata = body["metadata"]
-                    await self._cluster.delete(kinds.RESOURCE_SLICE, None, metadata["name"], metadata["uid"])
-                    log.info("slice_deleted name=%s", metadata["name"])
-                else:
-                    done &= await self._write(body, made)
+            done &= await self._take_off(body, host.hostname)
         return done
+
+    async def _take_off(self, body: Object, hostname: str) -> bool:
+        if hostname not in _hosts(body["spec"]):
+            return True
+        made = without_host(body, hostname)
+        if made is not None:
+            return await self._write(body, made)
+        metadata = body["metadata"]
+        await self._cluster.delete(kinds.RESOURCE_SLICE, None, metadata["name"], metadata["uid"])
+        log.info("slice_deleted name=%s", metadata["name"])
+        return True
+
+    async def _gone(self, found: list[Object], host: Host) -> str:
+        """A node of these slices that is there no more; empty when the one that was looked for is."""
+        others = {name for body in found for name in _hosts(body["spec"])} - {host.hostname}
+        if not others:
+            return ""
+        name = random.choice(sorted(others))
+        there = await self._cluster.list(kinds.NODE, labels=f"{HOSTNAME}={name}")
+        return "" if there else name
 
     async def _write(self, live: Object | None, made: Object) -> bool:
         if same(live, made):
