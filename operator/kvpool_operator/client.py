@@ -110,11 +110,13 @@ class Cluster:
         path = kind.path(metadata.get("namespace"), metadata["name"])
         return await self._request("PUT", kind, path, body, query={"fieldManager": FIELD_MANAGER})
 
-    async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object) -> Object:
+    async def merge(
+        self, kind: Kind, namespace: str | None, name: str, patch: Object, subresource: str = ""
+    ) -> Object:
         return await self._request(
             "PATCH",
             kind,
-            kind.path(namespace, name),
+            kind.path(namespace, name, subresource),
             patch,
             content_type=MERGE,
             query={"fieldManager": FIELD_MANAGER},

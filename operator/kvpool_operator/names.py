@@ -16,7 +16,6 @@ API_VERSION: Final = rules.API_VERSION
 GROUP: Final = API_VERSION.partition("/")[0]
 FIELD_MANAGER: Final = "kvpool-operator"
 NODE_FIELD_MANAGER: Final = "kvpool-node"
-DRIVER_FIELD_MANAGER: Final = "kvpool-dra"
 FINALIZER: Final = "kvpool.dev/pool"
 LEASE: Final = "kvpool-operator"
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kube.apiserver import ApiServer, free_ports, missing_programs
-from kube.charts import Helm, Object
+from kube.charts import Helm, Object, running
 from kube.nodes import until
 from strategies import region_folder
 
@@ -42,40 +37,6 @@ def cluster(apiserver: ApiServer) -> ApiServer:
 def folder() -> Iterator[Path]:
     with region_folder() as made:
         yield made
-
-
-@contextmanager
-def running(helm: Helm, folder: Path, name: str, chosen: dict[str, object]) -> Iterator[Path]:
-    """A program as the chart's Deployment `name` starts it, as its ServiceAccount; gives its log.
-
-    `chosen` are arguments that are other ones here, where ports may be taken.
-    """
-    deployment = helm.api.get("deployment", name, "-n", helm.namespace)
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    arguments = [a for a in container["args"] if a.partition("=")[0] not in chosen]
-    arguments += [f"{flag}={value}" for flag, value in chosen.items()]
-    log = folder / f"{name}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, *container["command"][1:], *arguments],
-            env={
-                **os.environ,
-                "KUBECONFIG": str(helm.kubeconfig_of(name, folder)),
-                "POD_NAME": "operator",
-                "POD_NAMESPACE": helm.namespace,
-            },
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        yield log
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("mode", ["cluster", "namespaced"])

@@ -10,13 +10,14 @@ from typing import Any
 from kvpool_operator import kinds
 from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.dra.allocation import ClaimRef
-from kvpool_operator.names import DRIVER, DRIVER_FIELD_MANAGER
+from kvpool_operator.names import DRIVER
 
 log = logging.getLogger("kvpool.dra")
 Object = dict[str, Any]
 
 READY, PREPARED, REFUSED = "Ready", "Prepared", "Refused"
 MESSAGE_MAX = 4096
+TRIES = 5
 
 
 def condition(node: str, problem: str, at: datetime.datetime) -> Object:
@@ -44,14 +45,20 @@ def told(claim: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
     return len(known) == len(_devices(claim)) and all(found == wanted for found in known)
 
 
-def status(ref: ClaimRef, claim: Mapping[str, Any], said: Object) -> Object:
-    """The claim's status as this driver applies it. Pure."""
+def patch(claim: Mapping[str, Any], said: Object) -> Object:
+    """What changes in exactly this version of the claim; other drivers' devices stay. Pure.
+
+    The allocation is not part of it, and yet the API takes it for changed when its opaque parameters were
+    stored with their keys in another order than its own; then the pod's events have to do.
+    """
+    others = [d for d in (claim.get("status") or {}).get("devices") or [] if d["driver"] != DRIVER]
     devices = [{"driver": DRIVER, **device, "conditions": [said]} for device in _devices(claim)]
     return {
-        "apiVersion": kinds.RESOURCE_CLAIM.api_version,
-        "kind": "ResourceClaim",
-        "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-        "status": {"devices": devices},
+        "metadata": {
+            "uid": claim["metadata"]["uid"],
+            "resourceVersion": claim["metadata"]["resourceVersion"],
+        },
+        "status": {"devices": [*others, *devices]},
     }
 
 
@@ -68,11 +75,18 @@ async def tell(cluster: Cluster, ref: ClaimRef, node: str, problem: str) -> None
     """Write it, if it is news. What goes wrong here keeps no pod from starting."""
     said = condition(node, problem, datetime.datetime.now(datetime.timezone.utc))
     try:
-        claim = await cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
-        if claim is None or claim["metadata"].get("uid") != ref.uid or not _devices(claim):
-            return
-        if not told(claim, said):
-            body = status(ref, claim, said)
-            await cluster.apply(body, kinds.RESOURCE_CLAIM, "status", manager=DRIVER_FIELD_MANAGER)
+        for left in reversed(range(TRIES)):
+            claim = await cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
+            if claim is None or claim["metadata"].get("uid") != ref.uid or not _devices(claim):
+                return
+            if told(claim, said):
+                return
+            try:
+                change = patch(claim, said)
+                await cluster.merge(kinds.RESOURCE_CLAIM, ref.namespace, ref.name, change, "status")
+                return
+            except ApiError as error:
+                if error.code != 409 or not left:  # somebody else wrote meanwhile
+                    raise
     except (*UNREACHABLE, ApiError) as error:
         log.warning("status_failed claim=%s/%s error=%r", ref.namespace, ref.name, str(error))
