@@ -66,6 +66,8 @@ def driver(helm: Helm, folder: Path) -> Iterator[Driver]:
     made.register()
     yield made
     made.stop()
+    # Seen when the test has failed.
+    print(made.cdi_files(), made.records(), made.regions(), made.log.read_text()[-6000:], sep="\n")
     helm.api.kubectl("delete", "resourceslices", "-l", "kvpool.dev/memory")
 
 

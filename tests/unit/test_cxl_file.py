@@ -215,3 +215,14 @@ def _formatted(backend: FileBackend, size: int) -> str:
     assert composed.device is not None
     Region.format(composed.device.path, Geometry(capacity_bytes=size), force=True)
     return composed.device.path
+
+
+def test_what_a_killed_process_had_begun_is_gone_after_the_next_change(backend: FileBackend) -> None:
+    backend.compose(wanted())
+    left = [backend.folder / "regions" / name for name in (f".{UUID_B}.json.77", f"{UUID_B}.new")]
+    left.append(backend.folder / "memories" / ".0x3.json.77")
+    for path in left:
+        path.write_text("half")
+    backend.destroy(UUID_A)
+    assert not any(path.exists() for path in left)
+    assert len(backend.memories()) == 2

@@ -127,6 +127,10 @@ class FileBackend:
             raise ComposeError(f"{self.folder}: {error}. Nothing was changed.") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # What a process that was killed had begun: nobody else writes now.
+            for pattern in ("memories/.*", "regions/.*", "regions/*.new"):
+                for begun in self.folder.glob(pattern):
+                    begun.unlink(missing_ok=True)
             yield
         finally:
             os.close(lock)
