@@ -189,7 +189,8 @@ def test_claim_deleted_while_its_pod_runs(engines: list[Client], kube: Kube, pla
     client.must_hit(SERIES, BLOCKS)
     client.stop()
     wait_for("the claim is gone", 30, lambda: kube.find("resourceclaim", name, NAMESPACE) is None)
-    assert f"{DRIVER}/claim={uid}" not in places[0].cdi()
+    # A pod without a grace period is gone from the API before its kubelet has ended it.
+    wait_for("its CDI file is gone", 30, lambda: f"{DRIVER}/claim={uid}" not in places[0].cdi())
     client.start()
     client.must_hit(SERIES, BLOCKS)
 
@@ -201,7 +202,7 @@ def test_node_is_drained_and_comes_back(
     uid = pod_claim(client)["metadata"]["uid"]
     try:
         kube.kubectl("drain", node, "--ignore-daemonsets", "--force", "--delete-emptydir-data", seconds=120)
-        assert f"{DRIVER}/claim={uid}" not in places[1].cdi()
+        wait_for("its CDI file is gone", 30, lambda: f"{DRIVER}/claim={uid}" not in places[1].cdi())
         engines[0].must_hit(SERIES, BLOCKS)
     finally:
         kube.kubectl("uncordon", node)

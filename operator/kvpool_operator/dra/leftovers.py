@@ -74,17 +74,21 @@ class Leftovers:
         checkpoint = self._preparer.checkpoint
         for uid in sorted(checkpoint.uids()):
             record = checkpoint.read(uid)
-            if record is None or (record.state == "prepared" and not gone_too):
+            if record is None or (record.state == "prepared" and not record.region and not gone_too):
                 continue
-            if await self._is_gone(record.ref):
-                async with checkpoint.locked(uid):
-                    record = checkpoint.read(uid)
-                    if record is not None and (record.state != "prepared" or gone_too):
-                        await self._end(record)
-
-    async def _is_gone(self, ref: ClaimRef) -> bool:
-        claim = await self._preparer.cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
-        return claim is None or claim["metadata"].get("uid") != ref.uid
+            claim = await self._preparer.claim(record.ref)
+            async with checkpoint.locked(uid):
+                record = checkpoint.read(uid)
+                if record is None:
+                    continue
+                if claim is None and (record.state != "prepared" or gone_too):
+                    await self._end(record)
+                elif claim is not None and record.region:
+                    # A pool's policy may change while its region is in use, and the claim may be gone before it
+                    # is taken back here.
+                    policy = self._preparer.policy_of(record, claim)
+                    if policy != record.policy:
+                        checkpoint.write(record.told(policy=policy))
 
     async def _end(self, record: Record) -> None:
         preparer, ref = self._preparer, record.ref

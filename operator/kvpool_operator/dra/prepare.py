@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvpool.cxl import Backend, ComposeError
 from kvpool_operator import kinds
@@ -86,16 +86,22 @@ class Preparer:
             log.info("unprepared claim=%s/%s uid=%s", ref.namespace, ref.name, ref.uid)
         self.changed()
 
+    async def claim(self, ref: ClaimRef) -> dict[str, Any] | None:
+        """The claim itself; None when it is gone, or another one has its name."""
+        found = await self.cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
+        return found if found is not None and found["metadata"].get("uid") == ref.uid else None
+
     async def policy_now(self, record: Record) -> str:
-        """What shall become of a region: as its KVPool says now, where the operator made the claim."""
-        ref = record.ref
-        if ref.namespace != self.settings.namespace:
-            return record.policy
+        """What shall become of a region, as far as it is known now."""
         try:
-            claim = await self.cluster.get(kinds.RESOURCE_CLAIM, ref.namespace, ref.name)
+            claim = await self.claim(record.ref)
         except (*UNREACHABLE, ApiError):
             return record.policy
-        if claim is None or claim["metadata"].get("uid") != ref.uid:
+        return record.policy if claim is None else self.policy_of(record, claim)
+
+    def policy_of(self, record: Record, claim: Mapping[str, Any]) -> str:
+        """What shall become of a region: as its KVPool says now, where the operator made the claim."""
+        if record.ref.namespace != self.settings.namespace:
             return record.policy
         said = (claim["metadata"].get("annotations") or {}).get(POLICY_ANNOTATION, record.policy)
         return said if said in POLICIES else record.policy
