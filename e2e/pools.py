@@ -232,7 +232,7 @@ class Client:
 
 
 def scripts(namespace: str) -> Object:
-    data = {name: (HERE / name).read_text() for name in ("client.py", "engine.py")}
+    data = {name: (HERE / name).read_text() for name in ("client.py", "engine.py", "gap.py")}
     metadata = {"name": "e2e-scripts", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 

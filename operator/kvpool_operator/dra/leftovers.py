@@ -84,8 +84,8 @@ class Leftovers:
                 if claim is None and (record.state != "prepared" or gone_too):
                     await self._end(record)
                 elif claim is not None and record.region:
-                    # A pool's policy may change while its region is in use, and the claim may be gone before it
-                    # is taken back here.
+                    # A pool's policy may change while its region is in use, and the claim may be gone before
+                    # it is taken back here.
                     policy = self._preparer.policy_of(record, claim)
                     if policy != record.policy:
                         checkpoint.write(record.told(policy=policy))
