@@ -137,7 +137,7 @@ def in_this_version(tier: TierSpec) -> str | None:
     if tier.medium in ("GPU", "SSD"):
         return f"{tier.medium} tiers are not in this version of kvpool"
     if tier.source and tier.source.device_class:
-        return "source.deviceClass needs the operator, and is not in this version of kvpool; use source.path"
+        return "source.deviceClass is for Kubernetes, where a driver hands out such memory; use source.path"
     return None
 
 
