@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from kvpool import _native
 from kvpool.errors import GeometryError
+from kvpool.medium import MediumInfo, device_align, medium_info
 
 Coherence = Literal["hardware", "software"]
 
@@ -145,6 +146,7 @@ class RegionInfo:
     superblock_copies_ok: int
     created_unix_s: int
     smallest_bytes: int
+    medium: MediumInfo
 
 
 def region_info(path: str, d: dict[str, int | str]) -> RegionInfo:
@@ -166,6 +168,7 @@ def region_info(path: str, d: dict[str, int | str]) -> RegionInfo:
         superblock_copies_ok=n["superblock_copies_right"],
         created_unix_s=n["created_unix_s"],
         smallest_bytes=n["shard_offset"] + n["host_count"] * (n["extent_offset"] + n["extent_whole_bytes"]),
+        medium=medium_info(path, d),
     )
 
 
@@ -174,8 +177,7 @@ def medium_align(path: str) -> int:
     try:
         st = os.stat(path)
         if stat.S_ISCHR(st.st_mode):
-            dax = Path(f"/sys/dev/char/{os.major(st.st_rdev)}:{os.minor(st.st_rdev)}/align")
-            return int(dax.read_text()) if dax.exists() else 2 << 20
+            return device_align(path) or 2 << 20
         return max(4096, os.statvfs(path).f_bsize) if stat.S_ISREG(st.st_mode) else 4096
     except OSError:
         parent = os.path.dirname(path) or "."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import socket
 import stat
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from kvpool.geometry import Coherence as Coherence
 from kvpool.geometry import Geometry as Geometry
 from kvpool.geometry import RegionInfo as RegionInfo
 from kvpool.keys import KeyBatch, Namespace
+from kvpool.medium import distance_note
 from kvpool.outcomes import CODE_BY_REASON, REASON_BY_CODE, LoadResult, LookupResult, MissReason, StoreResult
 from kvpool.paths import is_device_path
 from kvpool.region_file import Progress, allocate, os_error, require_space
@@ -35,6 +37,7 @@ from kvpool.report import (
     NamespaceUsage,
     ParticipantInfo,
     PeerLitmus,
+    PoisonReport,
     ReapReport,
     RepairReport,
     ResizeReport,
@@ -44,11 +47,13 @@ from kvpool.report import (
     Usage,
 )
 
+log = logging.getLogger("kvpool.region")
+
 Role = Literal["engine", "daemon", "tool"]
 
 _ROLES: dict[str, int] = {"engine": 1, "daemon": 2, "tool": 3}
 _ROLE_NAMES = {v: k for k, v in _ROLES.items()}
-_SLOT_STATES = ("free", "writing", "stored", "lent")
+_SLOT_STATES = ("free", "writing", "stored", "lent", "retired")
 _HEARTBEAT_PATIENCE_S = 3.0  # three beats of the daemon
 _FIRST_BUCKET_LOG2 = 8  # layout.h kLatencyFirstLog2
 _WRONG_NAMESPACE = CODE_BY_REASON[MissReason.WRONG_NAMESPACE]
@@ -81,6 +86,9 @@ class Region:
         self.path = path
         self.host = host
         self.info = region_info(path, native.superblock())
+        note = distance_note(self.info.medium.numa_node)
+        if note:
+            log.warning("far_medium region=%s note=%r", path, note)
         self._namespaces: dict[bytes, int] = {}
         self._finalizer = weakref.finalize(self, native.close)
 
@@ -297,6 +305,7 @@ class Region:
                 extents_total=h["extents"],
                 extents_free=h["extents_free"],
                 owner=h["owner"],
+                slots_retired=h["slots_retired"],
             )
             for h in hosts
         ]
@@ -382,6 +391,17 @@ class Region:
         Raises: MediumUnavailable when there is no memory to grow, GeometryError.
         """
         return ResizeReport(*self._native.resize(capacity_bytes, int(budget_s * 1e9)))
+
+    def give_up(self, ranges: Iterable[tuple[int, int]]) -> PoisonReport:
+        """Memory that is known to be bad, as (first byte, length) of the region: nobody stores there again.
+
+        Blocks that lie there are dropped. Harmless to repeat, and to be repeated: what is being filled is
+        left, and so are extents that nobody uses yet.
+        """
+        ends = [value for pair in ranges for value in pair]
+        if any(not 0 <= value <= BYTES_MAX for value in ends):
+            raise KvpoolError(f"bad memory at {ends}: expected pairs of a first byte and a length, 0 or more")
+        return PoisonReport(*self._native.give_up(ends))
 
     def set_closed(self, closed: bool) -> None:
         """Whether processes of this host store nothing new: what they offer is declined as fenced."""

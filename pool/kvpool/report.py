@@ -302,6 +302,7 @@ class HostUsage:
     extents_total: int
     extents_free: int
     owner: int  # the host that owns the shard: its own, until another one adopts it
+    slots_retired: int = 0  # in memory that is bad: nobody stores there any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +349,22 @@ class ResizeReport:
     extents: int  # of this host's shard, that may hold blocks
     retired: int  # extents that were emptied by this step
     done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonReport:
+    """What was given up of memory that is known to be bad, in the shards of this host."""
+
+    slots: int  # retired by this call
+    blocks: int  # that were in them, and are misses
+    retired_before: int
+    left: int  # being filled just now, or in an extent that nobody uses yet
+    extents: int  # whose slot headers cannot be read: nobody uses them
+    directory_bytes: int  # that nothing can take the place of
+
+    @property
+    def slots_retired(self) -> int:
+        return self.slots + self.retired_before
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 #pragma once
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "digest.h"
 #include "geometry.h"
@@ -49,6 +50,7 @@ class Attached {
  public:
   Attached(M memory, const Superblock& superblock, HostIndex host) : mem(memory), sb(superblock), self(host) {
     for (uint32_t h = 0; h < sb.host_count; ++h) shards_[h] = ShardMap(sb, HostIndex{h}), extents_[h] = sb.extent_count;
+    avoided_ = std::vector<std::atomic<bool>>(uint64_t{sb.host_count} * sb.extent_count);
     owned_[to_int(self)] = true;
   }
   Attached(const Attached&) = delete;   // the ShardMaps point into this object
@@ -64,6 +66,17 @@ class Attached {
   // How many extents of this shard may hold blocks: all of them, until its host's daemon says less (region_limit.cpp).
   uint32_t extents(HostIndex shard) const { return extents_[to_int(shard)].load(std::memory_order_relaxed); }
   void set_extents(HostIndex shard, uint32_t extents) { extents_[to_int(shard)].store(extents, std::memory_order_relaxed); }
+  // Slot headers of this extent cannot be read: this process walks past it, and stores elsewhere.
+  bool avoids(HostIndex shard, uint32_t extent) const {
+    return avoided_[uint64_t{to_int(shard)} * sb.extent_count + extent].load(std::memory_order_relaxed);
+  }
+  // False: it is avoided already.
+  bool avoid(HostIndex shard, uint32_t extent) {
+    if (avoided_[uint64_t{to_int(shard)} * sb.extent_count + extent].exchange(true, std::memory_order_relaxed)) return false;
+    avoided_count_.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  uint32_t avoided() const { return avoided_count_.load(std::memory_order_relaxed); }
   // Where what can hold blocks ends. Behind it there may be holes, which a flush would fill with memory.
   Offset end_of_extents(const ShardMap& s) const { return extents(s.host()) == sb.extent_count ? s.end() : s.extent(extents(s.host())); }
 
@@ -102,6 +115,8 @@ class Attached {
   ShardMap shards_[kMaxHosts];
   std::atomic<bool> owned_[kMaxHosts] = {};
   std::atomic<uint32_t> extents_[kMaxHosts] = {};
+  std::vector<std::atomic<bool>> avoided_;
+  std::atomic<uint32_t> avoided_count_ = 0;
 };
 
 }   // namespace kvp

@@ -103,6 +103,15 @@ const uint8_t* const kSecret = XXH3_kSecret;   // the default secret of the spec
 
 enum class Put { Store, Stream };
 
+// Twice as fast as the copy: at the end of it the processor has long done with the lines that left the cache, and the fence finds nothing to wait for.
+inline void drop_beside(Ahead& ahead, uint64_t copied_bytes) {
+  if (ahead.bytes == 0) return;
+  const uint64_t bytes = ahead.bytes < 2 * copied_bytes ? ahead.bytes : 2 * copied_bytes;
+  ahead.drop(ahead.from, bytes);
+  ahead.from += bytes, ahead.bytes -= bytes;
+}
+inline void drop_rest(Ahead& ahead) { drop_beside(ahead, ahead.bytes); }
+
 class StripeHash {
  public:
   explicit StripeHash(uint64_t total_bytes) : total_bytes_(total_bytes), stripes_left_(total_bytes / kStripeBytes) {
@@ -111,7 +120,7 @@ class StripeHash {
   }
 
   template <Put put>
-  void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  void copy(uint8_t* to, const uint8_t* from, uint64_t bytes, Ahead& ahead) {
     Vec acc[kVecs];
     for (uint32_t i = 0; i < kVecs; ++i) acc[i] = acc_[i];
     uint64_t n = bytes / kStripeBytes;
@@ -119,6 +128,7 @@ class StripeHash {
       if (in_block_ == 0 && n > kStripesPerBlock && stripes_left_ > kStripesPerBlock) {   // a whole block: no test a stripe
         for (uint32_t s = 0; s < kStripesPerBlock; ++s) stripe<put>(acc, to + s * kStripeBytes, from + s * kStripeBytes, kSecret + s * 8ULL);
         scramble(acc);
+        drop_beside(ahead, kStripesPerBlock * kStripeBytes);
         to += kStripesPerBlock * kStripeBytes, from += kStripesPerBlock * kStripeBytes;
         n -= kStripesPerBlock, stripes_left_ -= kStripesPerBlock;
         continue;
@@ -232,7 +242,7 @@ uint64_t copy_in_any(uint8_t* to, const Piece* pieces, uint32_t piece_count) {
   return XXH3_64bits_digest(&state);
 }
 
-uint64_t copy_out_any(const Piece* pieces, uint32_t piece_count, const uint8_t* from) {
+uint64_t copy_out_any(const Piece* pieces, uint32_t piece_count, const uint8_t* from, Ahead ahead) {
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   for (uint32_t p = 0; p < piece_count; ++p) {
@@ -241,9 +251,11 @@ uint64_t copy_out_any(const Piece* pieces, uint32_t piece_count, const uint8_t* 
       const uint64_t chunk = left < kChunkBytes ? left : kChunkBytes;
       std::memcpy(to, from, chunk);
       XXH3_64bits_update(&state, to, chunk);   // what the caller got, not what the medium holds
+      drop_beside(ahead, chunk);
       to += chunk, from += chunk, left -= chunk;
     }
   }
+  drop_rest(ahead);
   return XXH3_64bits_digest(&state);
 }
 
@@ -251,25 +263,27 @@ uint64_t copy_in(uint8_t* to, const Piece* pieces, uint32_t piece_count) {
   const Shape shape = shape_of(pieces, piece_count);
   if (!shape.whole_stripes) return copy_in_any(to, pieces, piece_count);
   StripeHash hash(shape.bytes);
+  Ahead none;
   for (uint32_t p = 0; p < piece_count; ++p) {
-    hash.copy<Put::Stream>(to, pieces[p].data, pieces[p].bytes);
+    hash.copy<Put::Stream>(to, pieces[p].data, pieces[p].bytes, none);
     to += pieces[p].bytes;
   }
   return hash.digest();
 }
 
-uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from) {
+uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from, Ahead ahead) {
   const Shape shape = shape_of(pieces, piece_count);
-  if (!shape.whole_stripes) return copy_out_any(pieces, piece_count, from);
+  if (!shape.whole_stripes) return copy_out_any(pieces, piece_count, from, ahead);
   StripeHash hash(shape.bytes);
   for (uint32_t p = 0; p < piece_count; ++p) {
     // Non-temporal stores spare the read of the destination's lines; they need its alignment.
     if (reinterpret_cast<uintptr_t>(pieces[p].data) % sizeof(Vec) == 0)
-      hash.copy<Put::Stream>(pieces[p].data, from, pieces[p].bytes);
+      hash.copy<Put::Stream>(pieces[p].data, from, pieces[p].bytes, ahead);
     else
-      hash.copy<Put::Store>(pieces[p].data, from, pieces[p].bytes);
+      hash.copy<Put::Store>(pieces[p].data, from, pieces[p].bytes, ahead);
     from += pieces[p].bytes;
   }
+  drop_rest(ahead);
 #if defined(__x86_64__)
   _mm_sfence();   // the block may be handed to another thread
 #endif

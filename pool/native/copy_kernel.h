@@ -11,7 +11,7 @@ namespace kvp {
 struct CopyKernel {
   const char* name;
   uint64_t (*copy_in)(uint8_t* to, const Piece* pieces, uint32_t piece_count);
-  uint64_t (*copy_out)(const Piece* pieces, uint32_t piece_count, const uint8_t* from);
+  uint64_t (*copy_out)(const Piece* pieces, uint32_t piece_count, const uint8_t* from, Ahead ahead);
   uint64_t (*checksum)(const uint8_t* bytes, uint64_t count);
 };
 

@@ -45,7 +45,8 @@ uint64_t copy_in(uint8_t* to, const Piece* pieces, uint32_t piece_count) {
   return XXH3_64bits_digest(&state);
 }
 
-uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from) {
+uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from, Ahead ahead) {
+  if (ahead.bytes != 0) ahead.drop(ahead.from, ahead.bytes);
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   uint64_t line[kWords];

@@ -27,7 +27,9 @@ const CopyKernel& kernel() {
 
 uint64_t line_checksum(const void* bytes, uint64_t count, uint64_t seed) { return XXH3_64bits_withSeed(bytes, count, seed); }
 uint64_t copy_in(uint8_t* to, const Piece* pieces, uint32_t piece_count) { return kernel().copy_in(to, pieces, piece_count); }
-uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from) { return kernel().copy_out(pieces, piece_count, from); }
+uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from, const Ahead& ahead) {
+  return kernel().copy_out(pieces, piece_count, from, ahead);
+}
 uint64_t payload_checksum(const uint8_t* bytes, uint64_t count) { return kernel().checksum(bytes, count); }
 const char* copy_kind() { return kernel().name; }
 

@@ -23,8 +23,8 @@ uint64_t line_checksum(const void* bytes, uint64_t count, uint64_t seed);
 
 // Non-temporal copy of `pieces` to `to` (64-byte aligned; the last line is padded with zeros). The caller fences.
 uint64_t copy_in(uint8_t* to, const Piece* pieces, uint32_t piece_count);
-// Copy of `from` into `pieces`.
-uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from);
+// Copy of `from` into `pieces`. The lines `ahead` are dropped in the first half of it.
+uint64_t copy_out(const Piece* pieces, uint32_t piece_count, const uint8_t* from, const Ahead& ahead = {});
 uint64_t payload_checksum(const uint8_t* bytes, uint64_t count);
 
 // keys[i] = SHA-256(format tag and version, namespace digest, block hash i); 32 bytes each. Source: DESIGN 2.

@@ -13,7 +13,8 @@ struct Probe {
   SlotId slots[kCandidates];
   uint16_t counts[kCandidates];
   uint32_t n = 0;
-  bool ghost = false;   // a block with this tag was evicted here
+  bool ghost = false;        // a block with this tag was evicted here
+  bool unreadable = false;   // a block with this tag lies where this process cannot look
 };
 
 template <Memory M>
@@ -35,7 +36,7 @@ class Directory {
   // Slots that may hold the key; the header decides.
   void probe(const Key& key, Probe& out) const {
     out.n = 0;
-    out.ghost = false;
+    out.ghost = out.unreadable = false;
     const uint16_t tag = key.tag();
     for (uint32_t which = 0; which < 2; ++which) {
       const Offset at = bucket(key, which);
@@ -46,6 +47,8 @@ class Directory {
         if (entry.tag() != tag) continue;
         if (entry.is_ghost())
           out.ghost = true;
+        else if (s_.contains(entry.slot()) && a_.avoids(s_.host(), entry.slot().extent()))
+          out.unreadable = true;
         else if (s_.contains(entry.slot()))
           out.slots[out.n] = entry.slot(), out.counts[out.n++] = entry.count_low();
       }
@@ -114,7 +117,7 @@ class Directory {
   }
 
   bool alive(Entry entry) const {
-    if (entry.empty() || entry.is_ghost() || !s_.contains(entry.slot())) return false;
+    if (entry.empty() || entry.is_ghost() || !s_.contains(entry.slot()) || a_.avoids(s_.host(), entry.slot().extent())) return false;
     const SlotWord word{m_.load_word(s_.slot_header(entry.slot()))};   // publish.is_entry_dead
     return (word.count() & 0xffff) == entry.count_low() && !m_.without("publish.alive");
   }

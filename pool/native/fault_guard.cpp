@@ -8,6 +8,7 @@ namespace kvp {
 
 thread_local sigjmp_buf* t_fault_guard = nullptr;
 thread_local bool t_fault_handler_checked = false;
+thread_local Fault t_last_fault;
 
 namespace {
 
@@ -28,6 +29,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   if (t_fault_guard != nullptr) {
     sigjmp_buf* guard = t_fault_guard;
     t_fault_guard = nullptr;
+    t_last_fault = {info->si_addr, info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO};
     siglongjmp(*guard, 1);   // SA_NODEFER: the signal is not blocked, so no mask has to be restored
   }
   // Python's faulthandler puts back the handler that it found, and raises the signal again: when that was ours, the two would call each other for ever.

@@ -1,11 +1,17 @@
 // Memory that turns bad under a reader (SIGBUS: poisoned line, truncated file) becomes a `false`, never a dead process.
 //
-// The guard is per thread. A fault outside a guard, or outside a mapped region, goes to the handler that was there before.
+// The guard is per thread; of several, the innermost catches. A fault outside a guard, or outside a mapped region, goes to the handler that was there before.
 #pragma once
 #include <csetjmp>
 
 namespace kvp {
 
+// The last fault that a guard of this thread caught.
+struct Fault {
+  const void* address = nullptr;
+  bool poison = false;   // the kernel says that the memory itself is bad; else there is nothing behind the address now
+};
+extern thread_local Fault t_last_fault;
 extern thread_local sigjmp_buf* t_fault_guard;
 extern thread_local bool t_fault_handler_checked;
 void ensure_fault_handler();   // a system call; when a guard is entered from outside, because another library may have replaced the handler
@@ -27,24 +33,21 @@ class FaultHandlerChecked {
 
 template <class F>
 bool fault_guarded(F&& f) {
-  if (t_fault_guard != nullptr) {   // nested: the outer guard catches
-    f();
-    return true;
-  }
-  if (!t_fault_handler_checked) ensure_fault_handler();
+  sigjmp_buf* const outer = t_fault_guard;
+  if (outer == nullptr && !t_fault_handler_checked) ensure_fault_handler();
   sigjmp_buf here;
   if (sigsetjmp(here, 0) != 0) {
-    t_fault_guard = nullptr;
+    t_fault_guard = outer;
     return false;
   }
   t_fault_guard = &here;
   try {
     f();
   } catch (...) {   // the guard must not outlive this frame
-    t_fault_guard = nullptr;
+    t_fault_guard = outer;
     throw;
   }
-  t_fault_guard = nullptr;
+  t_fault_guard = outer;
   return true;
 }
 

@@ -205,6 +205,11 @@ struct SlotWord {
   constexpr SlotWord next(SlotState state, uint32_t participant, uint32_t generation) const {
     return make(state, count() + 1, participant, generation);
   }
+  // A *retired* slot is WRITING by nobody: its payload cannot be trusted to the medium, and nobody stores there again. No process has generation 0, so
+  // no reaper takes it for a dead one's, and who does not know of it finds a slot that is being filled.
+  static constexpr uint32_t kRetirer = 0x3ff;
+  constexpr SlotWord retire() const { return next(SlotState::Writing, kRetirer, 0); }
+  constexpr bool retired() const { return state() == SlotState::Writing && participant() == kRetirer && generation() == 0; }
   constexpr bool operator==(const SlotWord&) const = default;
 };
 static_assert(sizeof(SlotWord) == 8);

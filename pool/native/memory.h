@@ -8,6 +8,8 @@
 //   stream_copy            non-temporal stores: ordered with nothing until store_fence
 //   write_back             dirty line to the medium, line stays; ordered by store_fence
 //   invalidate             dirty line to the medium, line dropped; later loads are ordered after it only by full_fence
+//   invalidate_all         as invalidate, of a long range; goes on behind what cannot be reached
+//   copy_out               copies, and invalidates another range on the way (of 0 bytes: none)
 //   store_fence (S)        all earlier stores, streams and write-backs are in the medium before any later store
 //   full_fence (M)         additionally no later load runs before it
 //   guarded(f)             runs f; false when the medium failed under it (a poisoned line, a truncated file). f must not own anything
@@ -35,6 +37,13 @@ struct Piece {
   uint64_t bytes;
 };
 
+// Lines that leave the cache beside a copy of others, so that the one does not wait for the other.
+struct Ahead {
+  const uint8_t* from = nullptr;
+  uint64_t bytes = 0;
+  void (*drop)(const void* from, uint64_t bytes) = nullptr;
+};
+
 template <class M>
 concept Memory = requires(M m, const M cm, Offset at, uint64_t word, Line line, const Piece* pieces, uint32_t n) {
   { m.load_word(at) } -> std::same_as<uint64_t>;
@@ -44,11 +53,12 @@ concept Memory = requires(M m, const M cm, Offset at, uint64_t word, Line line, 
   { m.store_half(at, uint16_t{}) } -> std::same_as<void>;
   { m.cas_word(at, word, word) } -> std::same_as<bool>;   // true: stored
   { m.add_word(at, word) } -> std::same_as<void>;
-  { m.stream_copy(at, pieces, n) } -> std::same_as<uint64_t>;   // payload checksum of what was stored
-  { m.copy_out(pieces, n, at) } -> std::same_as<uint64_t>;      // payload checksum of what the caller got
-  { m.checksum(at, word) } -> std::same_as<uint64_t>;           // payload checksum of bytes that stay where they are
-  { m.write_back(at, word) } -> std::same_as<void>;             // at, bytes
+  { m.stream_copy(at, pieces, n) } -> std::same_as<uint64_t>;          // payload checksum of what was stored
+  { m.copy_out(pieces, n, at, at, word) } -> std::same_as<uint64_t>;   // payload checksum of what the caller got
+  { m.checksum(at, word) } -> std::same_as<uint64_t>;                  // payload checksum of bytes that stay where they are
+  { m.write_back(at, word) } -> std::same_as<void>;                    // at, bytes
   { m.invalidate(at, word) } -> std::same_as<void>;
+  { m.invalidate_all(at, word) } -> std::same_as<void>;
   { m.prefetch(at) } -> std::same_as<void>;
   { m.store_fence() } -> std::same_as<void>;
   { m.full_fence() } -> std::same_as<void>;

@@ -14,12 +14,12 @@
 
 namespace kvp {
 
-using LineOp = void (*)(const void* line);
+using LinesOp = void (*)(const void* from, uint64_t bytes);   // of every line that has a byte of the range
 struct CacheOps {
   const char* write_back_name;
   const char* invalidate_name;
-  LineOp write_back;   // CLWB, else CLFLUSHOPT, else CLFLUSH; aarch64 DC CVAC
-  LineOp invalidate;   // CLFLUSHOPT, else CLFLUSH (never CLWB: it may keep the line); aarch64 DC CIVAC
+  LinesOp write_back;   // CLWB, else CLFLUSHOPT, else CLFLUSH; aarch64 DC CVAC
+  LinesOp invalidate;   // CLFLUSHOPT, else CLFLUSH (never CLWB: it may keep the line); aarch64 DC CIVAC
 };
 const CacheOps& cache_ops();
 
@@ -63,14 +63,30 @@ class CpuMemory {
 #endif
     return checksum;
   }
-  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at) const { return kvp::copy_out(pieces, n, base_ + at); }
+  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at, Offset drop, uint64_t drop_bytes) const {
+    return kvp::copy_out(pieces, n, base_ + at, {base_ + drop, coherent_ ? 0 : drop_bytes, cache_ops().invalidate});
+  }
   uint64_t checksum(Offset at, uint64_t bytes) const { return payload_checksum(base_ + at, bytes); }
 
   void write_back(Offset at, uint64_t bytes) {
-    if (!coherent_) each_line(at, bytes, cache_ops().write_back);
+    if (!coherent_) cache_ops().write_back(base_ + at, bytes);
   }
   void invalidate(Offset at, uint64_t bytes) {
-    if (!coherent_) each_line(at, bytes, cache_ops().invalidate);
+    if (!coherent_) cache_ops().invalidate(base_ + at, bytes);
+  }
+  void invalidate_all(Offset at, uint64_t bytes) {
+    constexpr uint64_t kAtOnce = 1 << 20, kPage = 4096;   // a page that the kernel took away faults as a whole
+    if (coherent_) return;
+    const auto each = [&](Offset from, Offset to, uint64_t step, auto f) {
+      for (Offset next = 0; from < to; from = next) {
+        next = (from / step + 1) * step;
+        f(from, (next < to ? next : to) - from);
+      }
+    };
+    each(at, at + bytes, kAtOnce, [&](Offset from, uint64_t n) {
+      if (guarded([&] { invalidate(from, n); })) return;
+      each(from, from + n, kPage, [&](Offset page, uint64_t left) { guarded([&] { invalidate(page, left); }); });
+    });
   }
   // Inline always: GCC sees no effect in a function that only prefetches, and drops calls of it.
   [[gnu::always_inline]] void prefetch(Offset at) const { __builtin_prefetch(base_ + at); }
@@ -99,9 +115,6 @@ class CpuMemory {
 
  private:
   uint64_t* word(Offset at) const { return reinterpret_cast<uint64_t*>(base_ + at); }
-  void each_line(Offset at, uint64_t bytes, LineOp op) {
-    for (Offset line = at & ~(kLineBytes - 1); line < at + bytes; line += kLineBytes) op(base_ + line);
-  }
 
   uint8_t* base_;
   bool coherent_;

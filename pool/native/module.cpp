@@ -114,6 +114,12 @@ nb::dict to_dict(const Superblock& sb) {
   return d;
 }
 
+void add_medium(nb::dict& d, const Medium& medium) {
+  d["medium_kind"] = name_of(medium.kind);
+  d["medium_align_bytes"] = medium.align_bytes;
+  d["medium_synchronous"] = medium.synchronous;
+}
+
 Superblock plan(uint64_t region_bytes, uint32_t hosts, uint64_t slot_bytes_min, uint64_t extent_bytes, uint32_t participants, uint32_t namespaces,
                 uint64_t align_bytes, bool hardware_coherent) {
   GeometryRequest r;
@@ -244,6 +250,7 @@ NB_MODULE(_native, m) {
         nb::dict d = to_dict(i.superblock);
         d["superblock_copies_right"] = i.copies_right;
         d["medium_bytes"] = i.medium_bytes;
+        add_medium(d, i.medium);
         return d;
       },
       nb::arg("path"));
@@ -274,6 +281,7 @@ NB_MODULE(_native, m) {
            [](const Region& r) {
              nb::dict d = to_dict(r.superblock());
              d["superblock_copies_right"] = r.copies_right();
+             add_medium(d, r.medium());
              return d;
            })
       .def_prop_ro("participant", &Region::participant)
@@ -348,7 +356,8 @@ NB_MODULE(_native, m) {
               d["heartbeat"] = u.heartbeat;
               d["epoch"] = u.epoch, d["owner"] = u.owner, d["capacity_bytes"] = u.capacity_bytes, d["used_bytes"] = u.used_bytes,
               d["blocks"] = u.blocks;
-              d["slots"] = u.slots, d["slots_free"] = u.slots_free, d["slots_writing"] = u.slots_writing, d["extents"] = u.extents;
+              d["slots"] = u.slots, d["slots_free"] = u.slots_free, d["slots_writing"] = u.slots_writing, d["slots_retired"] = u.slots_retired;
+              d["extents"] = u.extents;
               d["extents_free"] = u.extents_free;
               hosts.append(d);
             }
@@ -387,6 +396,7 @@ NB_MODULE(_native, m) {
              }
              nb::dict totals;
              totals["slots"] = c.slots, totals["free"] = c.free, totals["stored"] = c.stable, totals["writing"] = c.writing, totals["lent"] = c.lent;
+             totals["retired"] = c.retired;
              totals["extents_unassigned"] = c.unassigned, totals["entries"] = c.entries, totals["entries_dead"] = c.dead_entries,
              totals["ghosts"] = c.ghosts;
              return nb::make_tuple(c.problems, totals);
@@ -415,6 +425,20 @@ NB_MODULE(_native, m) {
           },
           nb::arg("region_bytes"), nb::arg("budget_ns"))
       .def("set_closed", &Region::set_closed, nb::arg("closed"))
+      .def(
+          "give_up",
+          [](Region& r, const std::vector<uint64_t>& ends) {
+            if (ends.size() % 2 != 0) throw nb::value_error("ranges are pairs of a first byte and a length");
+            std::vector<ByteRange> ranges;
+            for (size_t i = 0; i < ends.size(); i += 2) ranges.push_back({ends[i], ends[i + 1]});
+            GivenUp g;
+            {
+              nb::gil_scoped_release release;
+              g = r.give_up(ranges);
+            }
+            return nb::make_tuple(g.slots, g.blocks, g.before, g.left, g.extents, g.directory_bytes);
+          },
+          nb::arg("ranges"))
       .def("capacity_bytes", &Region::capacity_bytes)
       .def("acknowledged_epoch", &Region::acknowledged_epoch, nb::arg("shard"))
       .def(

@@ -81,8 +81,8 @@ bool fenced(Attached<M>& a, const ShardMap& s) {
 template <Memory M>
 void acknowledge(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   M& m = a.mem;
-  m.invalidate(s.base(), a.end_of_extents(s) - s.base());   // zombie.flush
-  m.store_fence();                                          // zombie.flush.fence
+  m.invalidate_all(s.base(), a.end_of_extents(s) - s.base());   // zombie.flush
+  m.store_fence();                                              // zombie.flush.fence
   m.store_word(a.home().acknowledgement(s.host()), epoch);
   m.write_back(a.home().acknowledgement(s.host()), kLineBytes);   // no fence: it may come late, nothing waits behind it
 }

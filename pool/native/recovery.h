@@ -46,7 +46,7 @@ void settle_rows(Attached<M>& a, const ShardMap& s) {
   }
   for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
     const SlotWord word{a.mem.load_word(s.extent_descriptor(e))};
-    if (word.state() == SlotState::Writing || word.state() == SlotState::Lent) settle_extent(a, s, e, word);
+    if (!a.avoids(s.host(), e) && (word.state() == SlotState::Writing || word.state() == SlotState::Lent)) settle_extent(a, s, e, word);
   }
 }
 
@@ -68,7 +68,10 @@ template <Memory M>
 Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t living) {
   M& m = a.mem;
   Recovered r;
-  const auto its = [&](SlotWord w) { return w.participant() == participant && (w.generation() != living || m.without("reap.generation")); };
+  const auto its = [&](SlotWord w) {
+    return w.participant() == participant && (w.generation() != living || m.without("reap.generation")) &&
+           (!w.retired() || m.without("reap.retired"));
+  };
   // The entry of a finished block lies in one of two lines far away. They are asked for a few slots ahead: a million blocks are a million misses.
   struct Finished {
     SlotId slot;
@@ -99,7 +102,7 @@ Recovered reap(Attached<M>& a, const ShardMap& s, uint32_t participant, uint32_t
   for (uint64_t i = seen > kAhead ? seen - kAhead : 0; i < seen; ++i) ensure_published(waiting[i % kAhead]);
   for (uint32_t e = 0; e < s.superblock().extent_count; ++e) {
     const SlotWord word{m.load_word(s.extent_descriptor(e))};
-    if (word.state() == SlotState::Writing && its(word)) settle_extent(a, s, e, word);
+    if (word.state() == SlotState::Writing && its(word) && !a.avoids(s.host(), e)) settle_extent(a, s, e, word);
   }
   for (uint32_t i = 0; i < s.superblock().namespace_count; ++i) {
     const SlotWord word{m.load_word(s.namespace_row(i))};
@@ -122,7 +125,7 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
   store_claim(a, claim, epoch);   // adopt.claim, in the claimer's own shard
   m.write_back(claim, kLineBytes);
   KVP_STEP("adopt.claimed");
-  m.invalidate(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
+  m.invalidate_all(s.namespace_row(0), a.end_of_extents(s) - s.namespace_row(0));   // adopt.inv: all lines that change hands, payload too
   m.full_fence();
   a.set_owned(s.host(), true);
   for_each_slot(a, s, [&](SlotId slot) {
@@ -133,6 +136,7 @@ Recovered adopt(Attached<M>& a, const ShardMap& s, uint64_t epoch) {
       return;
     }
     if (word.state() == SlotState::Free || m.without("adopt.free")) return;
+    if (word.retired() && !m.without("adopt.retired")) return;
     m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
     ++r.freed;
   });
@@ -170,7 +174,8 @@ bool audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s, AuditPr
   };
   if (!p.begun) {
     from_medium(s.namespace_row(0), s.extent(0) - s.namespace_row(0));
-    for (uint32_t e = 0; e < a.extents(s.host()); ++e) from_medium(s.extent(e), s.superblock().extent_payload_offset);
+    for (uint32_t e = 0; e < a.extents(s.host()); ++e)
+      if (!a.avoids(s.host(), e)) from_medium(s.extent(e), s.superblock().extent_payload_offset);
     namespaces.forget(s.host());
     if (!at_home) settle_rows(a, s);   // what the old owner began
     p.begun = true;
@@ -186,16 +191,20 @@ bool audit(Attached<M>& a, Namespaces<M>& namespaces, const ShardMap& s, AuditPr
     }
     const Header header = a.load_header(s, slot);
     const SlotWord word = header.word();
-    if (word.state() == SlotState::Free) continue;
+    if (word.state() == SlotState::Free || (word.retired() && !m.without("audit.retired"))) continue;
     if (word.state() == SlotState::Writing && at_home) continue;   // by a living process of ours; a dead one's is the reaper's
-    if (const uint64_t slot_bytes = namespaces.fits(s, slot, header); slot_bytes != 0) {
-      from_medium(s.payload(slot, slot_bytes), header.h.length_bytes);
-      bytes_read += header.h.length_bytes;
-    }
+    bool sound = false;
+    m.guarded([&] {   // what cannot be read is not sound
+      if (const uint64_t slot_bytes = namespaces.fits(s, slot, header); slot_bytes != 0) {
+        bytes_read += header.h.length_bytes;
+        from_medium(s.payload(slot, slot_bytes), header.h.length_bytes);
+        sound = word.state() == SlotState::Stable && namespaces.sound(s, slot, header) != 0;
+      }
+    });
     if (word.state() != SlotState::Stable) {   // by the late owner, so nobody else changes it
       m.store_word(s.slot_header(slot), word.next(SlotState::Free, 0, 0).raw);
       ++p.done.freed;
-    } else if (namespaces.sound(s, slot, header) == 0 && !m.without("audit.sound")) {
+    } else if (!sound && !m.without("audit.sound")) {
       p.done.freed += evict_to_free(a, s, slot, word);   // unless somebody of our host was faster
     } else {
       ++p.done.kept;

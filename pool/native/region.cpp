@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,13 +21,9 @@ void check_failed(const char* condition, const char* file, int line) {
   std::abort();
 }
 
-void medium_failed(const std::string& path) {
-  throw Error(ErrorKind::Medium, "region " + path +
-                                     ": the medium failed (poisoned memory, or the file was truncated). Restore or replace it, then run "
-                                     "'kvpool fsck'.");
-}
-
 namespace {
+
+constexpr uint64_t kHugePage = 2ULL << 20;
 
 // A child of fork shares the open file descriptions and with them the locks that say that its parent lives. It lets go of them at once: else nobody
 // could clean up after the parent as long as the child runs.
@@ -67,6 +64,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     File file(path, !read_only);
     File lock_file(lock_path, !read_only);
     std::swap(fd_, file.fd);
+    medium_ = file.medium;
     std::swap(lock_fd_, lock_file.fd);
     remember_lock(lock_fd_);
     map_shards();
@@ -78,7 +76,7 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     } else {
       protect(HostIndex{host}, true);
       const HostView last = host_view(host);
-      if (!fault_guarded([&] { attach(role, take_over, node_name, boot_id, last); })) medium_failed(path_);
+      if (!fault_guarded([&] { attach(role, take_over, node_name, boot_id, last); })) medium_failed();
       Recovered total;
       reap_dead(total);   // takes locks, so it may not be left in the middle: it has a guard of its own
     }
@@ -110,7 +108,8 @@ void Region::close() {
 }
 
 void Region::map_shards() {
-  const uint64_t align = superblock_.align_bytes;
+  // Address and offset agree modulo the largest page that there is room for, so that a huge page of the medium can be one of the mapping.
+  const uint64_t align = std::max({superblock_.align_bytes, medium_.align_bytes, kHugePage});
   const uint64_t used = superblock_.shard_offset + superblock_.host_count * superblock_.shard_bytes;
   reserved_bytes_ = used + align;
   void* p = ::mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -118,17 +117,23 @@ void Region::map_shards() {
     throw Error(ErrorKind::Medium, "region " + path_ + ": no address space for " + std::to_string(used) + " bytes: " + std::strerror(errno));
   reserved_ = static_cast<uint8_t*>(p);
   base_ = reserved_ + (align - reinterpret_cast<uintptr_t>(reserved_) % align) % align;
-  if (::mmap(base_, used, PROT_READ, MAP_SHARED | MAP_FIXED, fd_, 0) == MAP_FAILED) {
+  if (map_shared(fd_, medium_, base_, 0, used, false) == nullptr) {
     const int error = errno;
     throw Error(ErrorKind::Medium, "region " + path_ + ": cannot be mapped: " + std::strerror(error) +
                                        ". A DAX device needs the region's alignment (" + std::to_string(align) +
                                        " bytes) to be a multiple of its own.");
   }
+  // Only where all the memory is there: a huge page in a hole would take more than what is stored in it.
+  struct stat st;
+  if (medium_.kind == MediumKind::File && ::fstat(fd_, &st) == 0 && static_cast<uint64_t>(st.st_blocks) * 512 >= used)
+    ::madvise(base_, used, MADV_HUGEPAGE);   // refused where the kernel has none
 }
 
 void Region::protect(HostIndex shard, bool writable) {
   const ShardMap s(superblock_, shard);
-  if (::mprotect(base_ + s.base(), s.end() - s.base(), PROT_READ | (writable ? PROT_WRITE : 0)) != 0)
+  // What a device maps with huge pages of 1 GiB cannot change its rights before Linux 6.12: it is mapped anew instead, in one step for all who look.
+  if (medium_.kind == MediumKind::Device ? map_shared(fd_, medium_, base_ + s.base(), s.base(), s.end() - s.base(), writable) == nullptr
+                                         : ::mprotect(base_ + s.base(), s.end() - s.base(), PROT_READ | (writable ? PROT_WRITE : 0)) != 0)
     throw Error(ErrorKind::Medium, "region " + path_ + ": the shard of host " + std::to_string(to_int(shard)) +
                                        " cannot be made writable: " + std::strerror(errno) + ". Is the medium read-only?");
 }
@@ -235,7 +240,7 @@ HostView Region::host_view(uint32_t host) {
   const Use use = ensure_open();
   HostView v;
   if (host >= attached_->hosts()) throw Error(ErrorKind::Geometry, "region " + path_ + ": there is no host " + std::to_string(host));
-  if (!fault_guarded([&] { v = view_host(host); })) medium_failed(path_);
+  if (!fault_guarded([&] { v = view_host(host); })) medium_failed();
   return v;
 }
 
@@ -254,7 +259,7 @@ uint32_t Region::reap_dead(Recovered& total) {
   std::lock_guard<std::mutex> lock(maintenance_);
   const uint32_t host = to_int(attached_->self);
   uint32_t dead = 0;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
     for (uint32_t i = 0; i < superblock_.participant_count; ++i) {
       const Offset at = attached_->home().participant(i);
       const uint64_t word = attached_->mem.load_word(at);
@@ -282,7 +287,7 @@ uint32_t Region::reap_dead(Recovered& total) {
       ++dead;
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return dead;
 }
 

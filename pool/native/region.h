@@ -14,6 +14,7 @@
 #include "litmus.h"
 #include "memory_cpu.h"
 #include "recovery.h"
+#include "region_file.h"
 
 namespace kvp {
 
@@ -21,6 +22,7 @@ struct Inspection {
   Superblock superblock;
   uint32_t copies_right;   // of 2
   uint64_t medium_bytes;
+  Medium medium;
 };
 
 // Reads the superblock without changing anything. Throws Error: Medium, Superblock, FormatVersion.
@@ -41,7 +43,8 @@ struct ShardUsage {
   std::string node_name;
   uint64_t state = 0, incarnation = 0, heartbeat = 0, epoch = 0;
   uint32_t owner = 0;
-  uint64_t capacity_bytes = 0, used_bytes = 0, blocks = 0, slots = 0, slots_free = 0, slots_writing = 0, extents = 0, extents_free = 0;
+  uint64_t capacity_bytes = 0, used_bytes = 0, blocks = 0, slots = 0, slots_free = 0, slots_writing = 0, slots_retired = 0, extents = 0,
+           extents_free = 0;
 };
 struct NamespaceUsage {
   std::string digest, description;
@@ -52,6 +55,7 @@ struct ParticipantView {
   bool alive;
 };
 struct SlotView {
+  static constexpr uint32_t kRetired = 4;   // beside the states of a slot word
   uint32_t host, extent, slot, state, participant, generation, length_bytes, namespace_index, flags, age;
   uint64_t count;
   bool header_right;
@@ -68,7 +72,7 @@ struct Owner {   // of a shard; not settled: it is being taken over
 };
 struct Check {
   std::vector<std::string> problems;
-  uint64_t slots = 0, free = 0, stable = 0, writing = 0, lent = 0, unassigned = 0, entries = 0, ghosts = 0, dead_entries = 0;
+  uint64_t slots = 0, free = 0, stable = 0, writing = 0, lent = 0, unassigned = 0, entries = 0, ghosts = 0, dead_entries = 0, retired = 0;
 };
 
 struct Repair {
@@ -81,6 +85,17 @@ struct Resized {
   uint32_t extents = 0;          // of the shard, that may be used
   uint64_t retired = 0;          // extents that this call took out of use
   bool done = false;             // nothing is left to do for the size that was asked for
+};
+
+struct ByteRange {
+  uint64_t from, bytes;
+};
+struct GivenUp {                    // of memory that is known to be bad
+  uint64_t slots = 0, blocks = 0;   // retired now; those of them that held a block
+  uint64_t before = 0;              // retired already
+  uint64_t left = 0;                // being filled, or in an extent that nobody uses yet
+  uint64_t extents = 0;             // whose slot headers cannot be read
+  uint64_t directory_bytes = 0;     // that nothing can take the place of
 };
 
 struct CpuClock {   // nanoseconds
@@ -121,6 +136,8 @@ class Region {
   Resized resize(uint64_t region_bytes, uint64_t budget_ns);
   // Does this host store at all?
   void set_closed(bool closed);
+  // Memory of these bytes of the region is known to be bad: in the shards that this host owns, nobody stores there any more, and what lies there is gone.
+  GivenUp give_up(const std::vector<ByteRange>& ranges);
   uint64_t capacity_bytes();                     // what the host's daemon allows
   uint64_t acknowledged_epoch(uint32_t shard);   // up to which claims this host has said that it stopped
   uint32_t reap_dead(Recovered& total);
@@ -148,6 +165,7 @@ class Region {
   uint32_t participant();
   uint32_t generation();
   bool read_only() const { return read_only_; }
+  const Medium& medium() const { return medium_; }
 
  private:
   void map_shards();
@@ -172,6 +190,29 @@ class Region {
   void repair_directory(const ShardMap& s);
   uint32_t judge_descriptor(const ShardMap& s, uint32_t extent);   // 1: it was damaged, and put right
 
+  // region_poison.cpp
+  struct Place {
+    enum Part : uint8_t { Directory, Headers, Payload };
+    uint32_t host = 0, extent = 0;
+    Part part = Directory;
+  };
+  bool place_of(Offset at, Place& place) const;
+  Offset last_fault_at() const;
+  bool fault_stays();
+  bool avoid_unreadable();
+  [[noreturn]] void medium_failed() const;   // throws Error{Medium}
+  bool payload_is_bad(const ShardMap& s, SlotId slot, uint64_t slot_bytes) const;
+  bool leave_slot(const Claim& claim, uint64_t slot_bytes);
+  bool retire_block(const ShardMap& s, SlotId slot, uint16_t namespace_index);
+  void give_up_payload(const ShardMap& s, uint32_t extent, uint64_t from, uint64_t to, GivenUp& g);
+  // Runs f, and once more for each extent whose slot headers turn out to be unreadable: it is avoided from then on. f must begin anew each time.
+  template <class F>
+  bool guarded(F&& f) {
+    while (!fault_guarded(f))
+      if (!avoid_unreadable()) return false;
+    return true;
+  }
+
   // region_check.cpp
   using Problem = std::function<void(const std::string&)>;
   struct LogFit {
@@ -183,6 +224,7 @@ class Region {
   bool log_lap_fits(uint64_t tail, uint64_t before, uint64_t i, uint64_t lap) const;
   LogFit fit_log(const ShardMap& s);
   void check_extent(const ShardMap& s, uint32_t extent, uint32_t owner, Check& c, const Problem& problem);
+  bool claim_stays_damaged(const ShardMap& s, Offset at);
   void check_shard(const ShardMap& s, Check& c, const Problem& problem);
   // region_repair.cpp
   struct Tally;
@@ -194,6 +236,7 @@ class Region {
   Judged judge_namespace(const ShardMap& s, uint32_t index);
   uint32_t judge_namespaces(const ShardMap& s, uint32_t from, uint32_t to, uint64_t* restored = nullptr);
   void repair_namespaces(const ShardMap& s, Tally& t);
+  bool readable_slot(const ShardMap& s, SlotId slot, uint64_t slot_bytes);
   void repair_extent(const ShardMap& s, uint32_t extent, Tally& t);
   void repair_descriptor(const ShardMap& s, uint32_t extent, Tally& t);
   void repair_buckets(const ShardMap& s, Tally& t);
@@ -202,12 +245,14 @@ class Region {
 
   void lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found);
   void drop_damaged(const Found& found);
+  Outcome store_block(const Key& key, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t namespace_index, uint64_t slot_bytes);
 
   std::string path_;
   Superblock superblock_{};
   std::atomic<uint32_t> copies_right_ = 0;
   bool read_only_;
   int fd_ = -1, lock_fd_ = -1;
+  Medium medium_;
   int pid_ = 0;
   uint8_t* reserved_ = nullptr;   // address space
   uint64_t reserved_bytes_ = 0;
@@ -234,7 +279,6 @@ class Region {
   std::unique_ptr<Litmus<CpuMemory, CpuClock>> litmus_;   // while we have the turn
 };
 
-[[noreturn]] void medium_failed(const std::string& path);   // throws Error{Medium}
-std::string layout_table();                                 // the persisted structures, for people
+std::string layout_table();   // the persisted structures, for people
 
 }   // namespace kvp

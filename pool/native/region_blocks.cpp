@@ -24,12 +24,17 @@ uint32_t latency_bucket(uint64_t ns, uint32_t buckets) {
 
 void Region::refresh() {
   std::lock_guard<std::mutex> lock(lookup_);
-  fault_guarded([&] { transfer_->refresh(); });   // a medium that fails now fails in the probe too, and there it is a reason
+  // A medium that fails now fails in the probe too, and there it is a reason.
+  if (!guarded([&] { transfer_->refresh(); })) transfer_->walk_again();
 }
 
 void Region::lookup_group(const Key* keys, uint32_t n, Outcome* outcomes, Found* found) {
   std::lock_guard<std::mutex> lock(lookup_);
-  if (!fault_guarded([&] { transfer_->lookup_group(keys, n, outcomes, found); })) std::fill_n(outcomes, n, Outcome::TierError);
+  if (fault_guarded([&] { transfer_->lookup_group(keys, n, outcomes, found); })) return;
+  // A line that one of them needs cannot be read. The others do not need it.
+  for (uint32_t i = 0; i < n; ++i)
+    if (!fault_guarded([&] { transfer_->lookup_group(keys + i, 1, outcomes + i, found == nullptr ? nullptr : found + i); }))
+      outcomes[i] = Outcome::TierError;
 }
 
 void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
@@ -50,15 +55,17 @@ void Region::lookup(const Key* keys, uint64_t n, uint8_t* codes) {
 // to loads until the scrubber came by. Dropped is the very word that was found; a block that was overwritten meanwhile has another one. Another
 // host's processes may not write there: for them the block stays a miss until its owner reads or scrubs it.
 void Region::drop_damaged(const Found& found) {
-  fault_guarded([&] {
-    const ShardMap& s = attached_->shard(found.shard);
-    if (!attached_->owns(found.shard) || fenced(*attached_, s)) return;
+  const ShardMap& s = attached_->shard(found.shard);
+  bool ours = false;
+  const bool readable = fault_guarded([&] {
+    ours = attached_->owns(found.shard) && !fenced(*attached_, s);
     // The load went by what it got: somebody may have written to the caller's buffer, or an old row of the namespace was remembered. A block of a
     // newer build (another codec, a flag, a length of its own) is none of ours to judge.
-    if (found.header.codec != 0 || found.header.flags != 0) return;
+    if (!ours || found.header.codec != 0 || found.header.flags != 0) return;
     const bool sound = transfer_->namespaces().sound(s, found.slot, {found.header, true}) != 0;   // what is found has a right header
     if (!sound && evict_to_free(*attached_, s, found.slot, SlotWord{found.header.word})) attached_->count(kScrubBad);
   });
+  if (!readable && ours) retire_block(s, found.slot, found.header.namespace_index);
 }
 
 uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t block_bytes, uint8_t* codes) {
@@ -72,16 +79,14 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
   for (uint64_t i = 0; i < n; i += kGroup) {
     const auto group = static_cast<uint32_t>(std::min<uint64_t>(kGroup, n - i));
     Outcome outcomes[kGroup];
+    bool was_found[kGroup];
     lookup_group(keys + i, group, outcomes, found.data());
+    for (uint32_t k = 0; k < group; ++k) was_found[k] = outcomes[k] == Outcome::Ok;
+    transfer_->load_group(found.data(), group, to, i, block_bytes, pieces.data(), outcomes);
     for (uint32_t k = 0; k < group; ++k) {
-      if (outcomes[k] == Outcome::Ok) {
-        to.block(i + k, pieces.data());
-        Outcome one = Outcome::TierError;
-        fault_guarded([&] { one = transfer_->load_block(found[k], pieces.data(), to.pieces, block_bytes, transfer_->tick_of(found[k].shard)); });
-        outcomes[k] = one;
-        if (one == Outcome::Ok) bytes += block_bytes;
-        if (one == Outcome::FailedChecksum || one == Outcome::WrongNamespace) drop_damaged(found[k]);
-      }
+      if (outcomes[k] == Outcome::Ok) bytes += block_bytes;
+      if (was_found[k] && (outcomes[k] == Outcome::FailedChecksum || outcomes[k] == Outcome::WrongNamespace || outcomes[k] == Outcome::TierError))
+        drop_damaged(found[k]);
       codes[i + k] = static_cast<uint8_t>(outcomes[k]);
     }
   }
@@ -91,6 +96,27 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
       attached_->count(kLoadLatency + latency_bucket(now_ns() - start, kLatencyBuckets));
     });
   return bytes;
+}
+
+// One block that is not there yet. Where the medium fails below its payload, another slot is taken.
+Outcome Region::store_block(const Key& key, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t namespace_index,
+                            uint64_t slot_bytes) {
+  constexpr uint32_t kSlots = 8;
+  for (uint32_t i = 0; i < kSlots; ++i) {
+    Outcome one = Outcome::TierError;
+    Claim claim{};
+    {
+      std::lock_guard<std::mutex> lock(allocator_);
+      // The same key twice in one batch, or stored by somebody since the look at the group.
+      if (!guarded([&] { one = transfer_->begin_store(key, slot_bytes, claim); })) return Outcome::TierError;
+    }
+    if (one != Outcome::Ok) return one;
+    if (fault_guarded([&] { one = transfer_->complete_store(claim, key, pieces, piece_count, block_bytes, namespace_index, slot_bytes); }))
+      return one;
+    const bool learnt = avoid_unreadable();
+    if (!leave_slot(claim, slot_bytes) && !learnt) return Outcome::TierError;
+  }
+  return Outcome::TierError;
 }
 
 void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t block_bytes, uint16_t namespace_index, uint8_t* codes) {
@@ -129,20 +155,9 @@ void Region::store(const Key* keys, uint64_t n, const Buffers& from, uint64_t bl
         fault_guarded([&] { transfer_->vouch(keys[i + k], found[k]); });
       } else if (!open) {
         one = Outcome::Fenced;
-      } else if (outcomes[k] != Outcome::TierError) {
+      } else {   // also where a lookup failed: of a block that cannot be read another copy may be stored
         from.block(i + k, pieces.data());
-        Claim claim{};
-        {
-          std::lock_guard<std::mutex> lock(allocator_);
-          fault_guarded([&] {   // the same key twice in one batch, or stored by somebody since the look at the group
-            one = transfer_->begin_store(keys[i + k], slot_bytes, claim);
-          });
-        }
-        if (one == Outcome::Ok) {
-          one = Outcome::TierError;
-          fault_guarded(
-              [&] { one = transfer_->complete_store(claim, keys[i + k], pieces.data(), from.pieces, block_bytes, namespace_index, slot_bytes); });
-        }
+        one = store_block(keys[i + k], pieces.data(), from.pieces, block_bytes, namespace_index, slot_bytes);
       }
       codes[i + k] = static_cast<uint8_t>(one);
       ++by_code[codes[i + k]];

@@ -1,7 +1,9 @@
 // Finding and writing superblocks: everything about a region that needs no attaching.
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -32,11 +34,34 @@ std::string text(const char* format, ...) {
   return buffer;
 }
 
+constexpr uint64_t kHugePage = 2ULL << 20;
+
+// What sysfs says of a device; 0: nothing.
+uint64_t device_attribute(dev_t device, const char* attribute) {
+  char name[80];
+  std::snprintf(name, sizeof name, "/sys/dev/char/%u:%u/%s", major(device), minor(device), attribute);
+  unsigned long long value = 0;
+  if (std::FILE* f = std::fopen(name, "re")) {
+    if (std::fscanf(f, "%llu", &value) != 1) value = 0;
+    std::fclose(f);
+  }
+  return value;
+}
+
 uint64_t superblock_checksum(const Superblock& sb) {
   return line_checksum(reinterpret_cast<const uint8_t*>(&sb) + 8, offsetof(Superblock, checksum) - 8, 0);
 }
 
 }   // namespace
+
+const char* name_of(MediumKind kind) {
+  switch (kind) {
+    case MediumKind::File: return "file";
+    case MediumKind::DaxFile: return "dax-file";
+    case MediumKind::Device: return "device";
+  }
+  return "";
+}
 
 File::File(const std::string& path, bool writable) {
   fd = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);   // a pipe must not wait for its other end
@@ -53,43 +78,49 @@ File::File(const std::string& path, bool writable) {
     ::close(fd);
     throw Error(ErrorKind::Medium, text("region %s: neither a regular file nor a DAX device. Give the path of one of these.", path.c_str()));
   }
-  is_device = S_ISCHR(st.st_mode);
-  bytes = is_device ? 0 : static_cast<uint64_t>(st.st_size);
-  if (is_device) {
-    char name[64];
-    std::snprintf(name, sizeof name, "/sys/dev/char/%u:%u/size", major(st.st_rdev), minor(st.st_rdev));
-    unsigned long long size = 0;
-    if (std::FILE* f = std::fopen(name, "re")) {
-      if (std::fscanf(f, "%llu", &size) != 1) size = 0;
-      std::fclose(f);
-    }
-    bytes = size;
+  if (S_ISCHR(st.st_mode)) {
+    medium.kind = MediumKind::Device;
+    bytes = device_attribute(st.st_rdev, "size");
     if (bytes == 0) {
       ::close(fd);
       throw Error(ErrorKind::Medium, text("region %s: not a DAX device (its size is not in sysfs). Give a /dev/daxX.Y or a file.", path.c_str()));
     }
+    const uint64_t align = device_attribute(st.st_rdev, "align");
+    medium.align_bytes = align != 0 ? align : kHugePage;   // kernels that do not say it have no other
+    return;
   }
+  bytes = static_cast<uint64_t>(st.st_size);
+  struct statfs fs;
+  if (::fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) medium.align_bytes = static_cast<uint64_t>(fs.f_bsize);
+  struct statx more;
+  if (::statx(fd, "", AT_EMPTY_PATH, 0, &more) == 0 && (more.stx_attributes & STATX_ATTR_DAX) != 0) medium.kind = MediumKind::DaxFile;
 }
 
 File::~File() {
   if (fd >= 0) ::close(fd);
 }
 
-Window::Window(const File& file, uint64_t offset, uint64_t count, bool writable) {
-  // A device maps only whole aligned pages: widen until it does.
-  for (uint64_t align : {4096ULL, 2ULL << 20, 1ULL << 30}) {
-    const uint64_t from = offset / align * align;
-    const uint64_t length = (offset + count - from + align - 1) / align * align;
-    if (!file.is_device || from + length <= file.bytes) {
-      void* p = ::mmap(nullptr, length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, file.fd, static_cast<off_t>(from));
-      if (p != MAP_FAILED) {
-        map_ = p;
-        length_ = length;
-        data = static_cast<uint8_t*>(p) + (offset - from);
-        return;
-      }
-    }
+uint8_t* map_shared(int fd, Medium& medium, void* at, uint64_t offset, uint64_t bytes, bool writable) {
+  const int rights = PROT_READ | (writable ? PROT_WRITE : 0), fixed = at != nullptr ? MAP_FIXED : 0;
+  void* p = MAP_FAILED;
+  if (medium.kind != MediumKind::Device) {   // refused by every other file system, before anything is changed
+    p = ::mmap(at, bytes, rights, MAP_SHARED_VALIDATE | MAP_SYNC | fixed, fd, static_cast<off_t>(offset));
+    if (p != MAP_FAILED) medium.kind = MediumKind::DaxFile, medium.synchronous = true;
   }
+  if (p == MAP_FAILED) p = ::mmap(at, bytes, rights, MAP_SHARED | fixed, fd, static_cast<off_t>(offset));
+  return p == MAP_FAILED ? nullptr : static_cast<uint8_t*>(p);
+}
+
+Window::Window(const File& file, uint64_t offset, uint64_t count, bool writable) {
+  const uint64_t align = file.medium.align_bytes, from = offset / align * align;
+  const uint64_t length = (offset + count - from + align - 1) / align * align;
+  if (file.is_device() && from + length > file.bytes) return;
+  medium = file.medium;
+  uint8_t* p = map_shared(file.fd, medium, nullptr, from, length, writable);
+  if (p == nullptr) return;
+  map_ = p;
+  length_ = length;
+  data = p + (offset - from);
 }
 
 Window::~Window() {
@@ -128,6 +159,8 @@ Inspection inspect_region(const std::string& path) {
   File file(path, false);
   Inspection found{};
   found.medium_bytes = file.bytes;
+  found.medium = file.medium;
+  if (Window w(file, 0, kSuperblockBytes, false); w.data != nullptr) found.medium = w.medium;
   bool other_version = false, any_magic = false;
   uint32_t version = 0;
   const auto consider = [&](uint64_t at) {
@@ -167,6 +200,13 @@ Inspection inspect_region(const std::string& path) {
                                             "'kvpool format'.",
                                             path.c_str()));
   check_consistent(found.superblock);
+  if (found.superblock.align_bytes % file.medium.align_bytes != 0)
+    throw Error(ErrorKind::Geometry,
+                text("region %s: it was made for mappings of %llu bytes, and this medium maps only whole %llu bytes. Nothing was changed. "
+                     "Give the device its old alignment back ('daxctl' or 'ndctl create-namespace --align'), or format it anew with "
+                     "'kvpool format %s --capacity SIZE --force'.",
+                     path.c_str(), static_cast<unsigned long long>(found.superblock.align_bytes),
+                     static_cast<unsigned long long>(file.medium.align_bytes), path.c_str()));
   if (found.superblock.region_bytes > found.medium_bytes)
     throw Error(ErrorKind::Geometry, text("region %s: formatted for %llu bytes but the medium has only %llu now. Nothing was changed. Restore its "
                                           "size, or format it anew with 'kvpool format %s --capacity SIZE --force'.",
@@ -225,6 +265,11 @@ void format_region(const std::string& path, Superblock sb, bool force, bool zero
     throw Error(ErrorKind::Geometry,
                 text("region %s: capacity %llu bytes, but the medium has only %llu. Nothing was changed. Lower the capacity.", path.c_str(),
                      static_cast<unsigned long long>(sb.region_bytes), static_cast<unsigned long long>(file.bytes)));
+  if (sb.align_bytes % file.medium.align_bytes != 0)
+    throw Error(ErrorKind::Geometry,
+                text("region %s: an alignment of %llu bytes, but this medium maps only whole %llu bytes. Nothing was changed. Leave the "
+                     "alignment out, or give a multiple of that.",
+                     path.c_str(), static_cast<unsigned long long>(sb.align_bytes), static_cast<unsigned long long>(file.medium.align_bytes)));
   {   // Somebody may be attached: his lock says so. We hold the whole range while we write.
     File lock_file(lock_path, true);
     lock_out_participants(lock_file, path);

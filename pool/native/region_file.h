@@ -9,15 +9,33 @@
 
 namespace kvp {
 
+enum class MediumKind : uint8_t {
+  File,      // in the page cache
+  DaxFile,   // of a file system that maps the medium itself (fsdax)
+  Device,    // a DAX device (devdax)
+};
+const char* name_of(MediumKind kind);
+
+struct Medium {
+  MediumKind kind = MediumKind::File;
+  uint64_t align_bytes = 4096;   // of every mapping: its address, its offset and its length
+  bool synchronous = false;      // mapped with MAP_SYNC: a page that can be written to is one that the file system will not lose
+};
+
 struct File {
   File(const std::string& path, bool writable);   // throws Error{Medium}
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
+  bool is_device() const { return medium.kind == MediumKind::Device; }
   int fd = -1;
-  bool is_device = false;
+  Medium medium;
   uint64_t bytes = 0;
 };
+
+// Maps these bytes, shared; `at`: in the place of what is mapped there. Null when it cannot be done. Never anything but a mapping: a DAX device knows
+// no read() and no write().
+uint8_t* map_shared(int fd, Medium& medium, void* at, uint64_t offset, uint64_t bytes, bool writable);
 
 // A mapped range; `data` is null when it cannot be mapped.
 class Window {
@@ -27,6 +45,7 @@ class Window {
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
   uint8_t* data = nullptr;
+  Medium medium;
 
  private:
   void* map_ = nullptr;

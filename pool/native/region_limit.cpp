@@ -43,7 +43,9 @@ void limit_region(const std::string& path, uint64_t region_bytes) {
                       CpuMemory m(w.data - s.header(), false);
                       allow(m, s, region_bytes);
                     });
-    if (!ok) medium_failed(path);
+    if (!ok)
+      throw Error(ErrorKind::Medium, "region " + path + ": the header of shard " + std::to_string(h) +
+                                         " cannot be written (poisoned memory, or the file was truncated). Replace the medium.");
   }
 }
 
@@ -75,13 +77,13 @@ void Region::set_closed(bool closed) {
     m.write_back(header, kLineBytes);
     m.store_fence();
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
 }
 
 uint64_t Region::capacity_bytes() {
   const Use use = ensure_open();
   uint64_t limit = 0;
-  if (!fault_guarded([&] { limit = limit_of(attached_->self); })) medium_failed(path_);
+  if (!fault_guarded([&] { limit = limit_of(attached_->self); })) medium_failed();
   return limit == 0 || limit > superblock_.region_bytes ? superblock_.region_bytes : limit;
 }
 
@@ -89,7 +91,7 @@ uint64_t Region::acknowledged_epoch(uint32_t shard) {
   const Use use = ensure_open();
   uint64_t epoch = 0;
   if (shard >= attached_->hosts()) throw Error(ErrorKind::Geometry, "region " + path_ + ": there is no shard " + std::to_string(shard));
-  if (!fault_guarded([&] { epoch = attached_->mem.load_word(attached_->home().acknowledgement(HostIndex{shard})); })) medium_failed(path_);
+  if (!fault_guarded([&] { epoch = attached_->mem.load_word(attached_->home().acknowledgement(HostIndex{shard})); })) medium_failed();
   return epoch;
 }
 
@@ -107,7 +109,7 @@ Resized Region::resize(uint64_t region_bytes, uint64_t budget_ns) {
   const uint64_t until = CpuClock::now() + budget_ns;
   Resized r;
   int error = 0;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
     if (fenced(*attached_, s)) return;   // what is its owner's is not ours to give back
     CpuMemory& m = attached_->mem;
     follow_limit(s.host());
@@ -138,6 +140,7 @@ Resized Region::resize(uint64_t region_bytes, uint64_t budget_ns) {
     r.extents = attached_->extents(s.host());
     bool left = now < wanted;
     for (uint32_t e = wanted; !left && e < superblock_.extent_count; ++e) {
+      if (attached_->avoids(s.host(), e)) continue;   // nobody can say what is in it
       const bool unassigned = load_cut(*attached_, s, e).unassigned();
       // Memory that was never written to is no data; a reader who looked into a hole has made some.
       const off_t data = punches_ ? ::lseek(fd_, payload(e), SEEK_DATA) : -1;
@@ -157,7 +160,7 @@ Resized Region::resize(uint64_t region_bytes, uint64_t budget_ns) {
     if (error == EINTR) error = 0;
     r.done = !left && now >= wanted && error == 0;
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   if (error != 0)
     throw Error(ErrorKind::Medium, "region " + path_ + ": no memory to grow to " + std::to_string(region_bytes) + " bytes: " + std::strerror(error) +
                                        ". It keeps " + std::to_string(r.capacity_bytes) + " bytes. Free some space, or lower the capacity.");

@@ -51,7 +51,7 @@ bool Region::litmus_serve(uint64_t budget_ns) {
   std::lock_guard<std::mutex> lock(litmus_mutex_);
   bool any = false;
   if (litmus_ == nullptr) return any;
-  if (!fault_guarded([&] { any = litmus_->serve(budget_ns); })) medium_failed(path_);
+  if (!fault_guarded([&] { any = litmus_->serve(budget_ns); })) medium_failed();
   return any;
 }
 
@@ -60,7 +60,7 @@ std::vector<uint64_t> Region::litmus_beats() {
   std::lock_guard<std::mutex> lock(litmus_mutex_);
   std::vector<uint64_t> beats(attached_->hosts());
   if (litmus_ == nullptr) return beats;
-  if (!fault_guarded([&] { litmus_->beats(beats.data()); })) medium_failed(path_);
+  if (!fault_guarded([&] { litmus_->beats(beats.data()); })) medium_failed();
   return beats;
 }
 
@@ -72,7 +72,7 @@ LitmusResult Region::litmus_measure(uint32_t peer, uint32_t rounds) {
   LitmusResult r;
   r.round_trips.reserve(rounds);
   if (litmus_ == nullptr) return r;
-  if (!fault_guarded([&] { litmus_->measure(HostIndex{peer}, rounds, r); })) medium_failed(path_);
+  if (!fault_guarded([&] { litmus_->measure(HostIndex{peer}, rounds, r); })) medium_failed();
   return r;
 }
 

@@ -13,7 +13,7 @@ namespace kvp {
 // Plain numbers, because the medium may fail below the code that counts (Memory::guarded).
 struct Region::Tally {
   uint64_t checked = 0, dropped = 0, slots_freed = 0, republished = 0, entries = 0, extents = 0, rows_restored = 0, rows_freed = 0, records = 0;
-  uint64_t tails = 0, claims = 0, claim_lines = 0, extents_left = 0, claims_left = 0;
+  uint64_t tails = 0, claims = 0, claim_lines = 0, extents_left = 0, claims_left = 0, retired = 0, slots_back = 0, extents_unread = 0;
   uint64_t claim_owner = 0, claim_epoch = 0;
 };
 
@@ -135,10 +135,24 @@ void Region::repair_namespaces(const ShardMap& s, Tally& t) {
   t.rows_restored += restored, t.rows_freed += judged - restored;
 }
 
+bool Region::readable_slot(const ShardMap& s, SlotId slot, uint64_t slot_bytes) {
+  const Offset at = s.payload(slot, slot_bytes);
+  attached_->mem.invalidate_all(at, slot_bytes);
+  return fault_guarded([&] {
+    attached_->mem.full_fence();
+    attached_->mem.checksum(at, slot_bytes);
+  });
+}
+
 void Region::repair_extent(const ShardMap& s, uint32_t e, Tally& t) {
   CpuMemory& m = attached_->mem;
   const uint32_t writers = to_int(attached_->self);
-  const SlotWord cut = load_cut(*attached_, s, e).word;
+  if (attached_->avoids(s.host(), e)) {
+    ++t.extents_unread;
+    return;
+  }
+  const Cut found = load_cut(*attached_, s, e);
+  const SlotWord cut = found.word;
   if (cut.state() == SlotState::Writing && writer_alive(writers, cut)) return;   // its cutter takes care of its slots
   for (uint32_t i = 0; i < superblock_.slots_per_extent; ++i) {
     const SlotId slot = SlotId::make(e, i);
@@ -148,8 +162,19 @@ void Region::repair_extent(const ShardMap& s, uint32_t e, Tally& t) {
     if (seen.state() == SlotState::Free) continue;
     if (seen.state() == SlotState::Stable) {
       ++t.checked;
-      if (transfer_->namespaces().sound(s, slot, header) == 0 && attached_->word_of(s, slot) == seen && evict_to_free(*attached_, s, slot, seen))
+      bool sound = false;
+      const bool readable = fault_guarded([&] { sound = transfer_->namespaces().sound(s, slot, header) != 0; });
+      if (!readable && retire_block(s, slot, header.h.namespace_index))
+        ++t.retired;
+      else if (!sound && attached_->word_of(s, slot) == seen && evict_to_free(*attached_, s, slot, seen))
         ++t.dropped;
+      continue;
+    }
+    if (seen.retired()) {   // memory that can be read again was replaced, or written to as a whole
+      const bool lies_there = found.serves() != 0 && i < s.slot_count(found.serves());
+      if (lies_there && !readable_slot(s, slot, found.serves())) continue;
+      if (m.cas_word(header_at, seen.raw, seen.next(SlotState::Free, 0, 0).raw)) ++t.slots_back;
+      m.write_back(header_at, 8);
       continue;
     }
     if (seen.state() == SlotState::Writing && writer_alive(writers, seen)) continue;
@@ -167,6 +192,7 @@ void Region::repair_descriptor(const ShardMap& s, uint32_t e, Tally& t) {
   CpuMemory& m = attached_->mem;
   const Offset at = s.extent_descriptor(e);
   const uint32_t writers = to_int(attached_->self);
+  if (attached_->avoids(s.host(), e)) return;
   const Cut cut = load_cut(*attached_, s, e);
   if (cut.word.state() == SlotState::Writing && writer_alive(writers, cut.word)) return;
   uint64_t sizes[kSizesMax] = {};
@@ -291,7 +317,8 @@ Repair Region::repair() {
   Tally t;
   const uint32_t copies = copies_right_ < 2 ? rewrite_superblocks(path_, superblock_) : 0;
   if (copies != 0) copies_right_ = 2;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
+    t.checked = t.extents_left = t.claims_left = t.extents_unread = 0;
     repair_claim_lines(t);
     repair_claim(t);
     follow_owners();
@@ -309,12 +336,17 @@ Repair Region::repair() {
   done(t.rows_restored, "namespaces restored");
   done(t.rows_freed, "damaged namespaces removed; their blocks are misses");
   done(t.dropped, "damaged blocks dropped; they are misses");
+  done(t.retired, "blocks in memory that cannot be read dropped; their slots are not used any more");
+  done(t.slots_back, "retired slots whose memory can be read again, in use again");
   done(t.extents, "extent descriptors put right");
   done(t.entries, "wrong or double bucket entries removed");
   done(reaped.republished + t.republished, "blocks that nobody could find, entered again");
   done(t.tails, "change log tail put right");
   done(t.records, "damaged change log records replaced");
   if (!ok) r.left.emplace_back("the medium failed while it was repaired (poisoned memory, or the file was truncated); replace it");
+  if (t.extents_unread != 0)
+    r.left.push_back(std::to_string(t.extents_unread) +
+                     " extents have slot headers that cannot be read (poisoned memory); nobody uses them. Replace the medium");
   if (t.extents_left != 0)
     r.left.push_back(std::to_string(t.extents_left) +
                      " extents have a damaged descriptor while a process writes there; repair again when it is done");

@@ -36,7 +36,7 @@ std::vector<uint64_t> Region::counters(uint32_t from, uint32_t to) {
       }
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return sums;
 }
 
@@ -60,7 +60,7 @@ std::vector<ParticipantView> Region::participants() {
       }
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return all;
 }
 
@@ -71,7 +71,8 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
   HostView v;   // these own memory, and the guarded code may be left in the middle
   ShardUsage u;
   std::vector<uint64_t> blocks_of;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
+    shards.clear(), by_digest.clear();
     CpuMemory& m = attached_->mem;
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
@@ -89,7 +90,7 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
         uint64_t slot_bytes = 0;
         const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
         if (n == 0) {
-          if (e < u.extents) ++u.extents_free;
+          if (e < u.extents && !attached_->avoids(HostIndex{h}, e)) ++u.extents_free;
           continue;
         }
         if (slot_bytes == 0) slot_bytes = superblock_.slot_bytes_min;   // being cut: nothing but claims in it
@@ -100,6 +101,10 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
           ++u.slots;
           if (word.state() == SlotState::Free) {
             ++u.slots_free;
+            continue;
+          }
+          if (word.retired()) {
+            ++u.slots_retired;
             continue;
           }
           u.used_bytes += slot_bytes;
@@ -125,7 +130,7 @@ std::vector<ShardUsage> Region::usage(std::vector<NamespaceUsage>& namespaces, b
       shards.push_back(u);
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   for (auto& [digest, usage_of] : by_digest) namespaces.push_back(usage_of);
   return shards;
 }
@@ -136,7 +141,8 @@ std::vector<SlotView> Region::slots(uint32_t host, uint64_t from, uint64_t limit
   if (host >= attached_->hosts()) return out;
   const ShardMap& s = attached_->shard(HostIndex{host});
   uint64_t dense = from;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
+    out.clear(), dense = from;
     const uint16_t now = shard_tick(*attached_, s);
     for (; dense < s.slots() && out.size() < limit; ++dense) {
       const SlotId slot = s.slot_at(dense);
@@ -152,12 +158,12 @@ std::vector<SlotView> Region::slots(uint32_t host, uint64_t from, uint64_t limit
       const Header header = attached_->load_header(s, slot);
       const SlotWord word = header.word();
       if (word.state() == SlotState::Free) continue;
-      out.push_back({host, slot.extent(), slot.slot(), static_cast<uint32_t>(word.state()), word.participant(), word.generation(),
-                     header.h.length_bytes, header.h.namespace_index, header.h.flags, slot_age(*attached_, s, slot, now), word.count(), header.right,
-                     hex(header.h.key, 6)});
+      out.push_back({host, slot.extent(), slot.slot(), word.retired() ? SlotView::kRetired : static_cast<uint32_t>(word.state()), word.participant(),
+                     word.generation(), header.h.length_bytes, header.h.namespace_index, header.h.flags, slot_age(*attached_, s, slot, now),
+                     word.count(), header.right, hex(header.h.key, 6)});
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   next = dense >= s.slots() ? 0 : dense;
   return out;
 }

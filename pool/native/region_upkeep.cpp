@@ -14,13 +14,14 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
   std::lock_guard<std::mutex> lock(maintenance_);
   uint64_t evicted = 0;
   std::vector<uint64_t> bytes_by_age(1u << 12);   // ages in steps of 16 ticks
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
+    std::fill(bytes_by_age.begin(), bytes_by_age.end(), 0);
     const ShardMap& s = attached_->home();
     if (fenced(*attached_, s)) return;
     follow_limit(s.host());
     const uint32_t extents = attached_->extents(s.host());   // the others are emptied by resize
     const uint16_t now = shard_tick(*attached_, s);
-    uint64_t used = 0;
+    uint64_t used = 0, retired = 0;
     const auto each_stable = [&](auto f) {
       for (uint32_t e = 0; e < extents; ++e) {
         uint64_t slot_bytes = 0;
@@ -29,6 +30,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
         for (uint32_t i = 0; i < n; ++i) {
           const SlotId slot = SlotId::make(e, i);
           const SlotWord word = attached_->word_of(s, slot);
+          if (word.retired()) retired += slot_bytes;
           if (word.state() == SlotState::Stable && !f(slot, word, slot_bytes)) return;
         }
       }
@@ -45,6 +47,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
       const uint32_t n = slots_in_use(*attached_, s, e, &slot_bytes);
       usable += slot_bytes != 0 ? n * slot_bytes : superblock_.slots_per_extent * superblock_.slot_bytes_min;
     }
+    usable -= std::min(usable, retired);
     const auto target = static_cast<uint64_t>(static_cast<double>(usable) * used_fraction);
     if (used <= target || blocks_max == 0) return;
     uint64_t to_free = used - target, above = 0;
@@ -59,7 +62,7 @@ uint64_t Region::evict(double used_fraction, uint64_t blocks_max) {
       return to_free != 0 && evicted < blocks_max;
     });
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return evicted;
 }
 
@@ -71,7 +74,7 @@ void Region::heartbeat() {
     attached_->mem.write_back(at, 8);
     attached_->mem.store_fence();
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
 }
 
 Scrubbed Region::scrub(uint64_t from, uint64_t limit, uint64_t bytes_max) {
@@ -82,7 +85,7 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit, uint64_t bytes_max) {
         follow_owners();
         scrub_rows(r, bytes_max);
       }))
-    medium_failed(path_);
+    medium_failed();
   // Positions count through the shards of all hosts, our own first; those of others are stepped over.
   const uint64_t slots = attached_->home().slots();
   uint64_t at = from;
@@ -90,7 +93,7 @@ Scrubbed Region::scrub(uint64_t from, uint64_t limit, uint64_t bytes_max) {
     const ShardMap& s = attached_->shard(HostIndex{static_cast<uint32_t>((to_int(attached_->self) + at / slots) % attached_->hosts())});
     if (at == from || at % slots == 0) {
       bool ours = false;
-      if (!fault_guarded([&] { ours = attached_->owns(s.host()) && !fenced(*attached_, s); })) medium_failed(path_);
+      if (!fault_guarded([&] { ours = attached_->owns(s.host()) && !fenced(*attached_, s); })) medium_failed();
       if (!ours) {
         at += slots - at % slots - 1;
         continue;
@@ -121,6 +124,8 @@ uint64_t Region::scrub_slot(const ShardMap& s, SlotId slot, Scrubbed& r) {
   bool bad = false, stable = false;
   SlotWord word{};
   uint32_t in_use = 0;
+  uint16_t index = 0;
+  bool retired = false;
   const bool ok = fault_guarded([&] {
     if (slot.slot() == 0) judge_descriptor(s, slot.extent());
     in_use = slots_in_use(*attached_, s, slot.extent());
@@ -131,16 +136,20 @@ uint64_t Region::scrub_slot(const ShardMap& s, SlotId slot, Scrubbed& r) {
     if (word.state() != SlotState::Stable) return;
     stable = true;
     if (header.right) r.bytes += std::min<uint64_t>(header.h.length_bytes, superblock_.extent_payload_bytes);
+    index = header.h.namespace_index;
     bad = transfer_->namespaces().sound(s, slot, header) == 0;
   });
   if (ok && slot.slot() >= in_use) return superblock_.slots_per_extent - slot.slot() - 1;
   if (!ok) {
     ++r.failed;
+    if (avoid_unreadable()) return superblock_.slots_per_extent - slot.slot() - 1;
     bad = stable = true;
+    retired = retire_block(s, slot, index);
+    if (retired) ++r.bad;
   }
   if (!stable) return 0;
   ++r.checked;
-  if (bad)   // only if it is still the same block: it may have been evicted and filled anew while we read it
+  if (bad && !retired)   // only if it is still the same block: it may have been evicted and filled anew while we read it
     fault_guarded([&] {
       if (!fenced(*attached_, s) && evict_to_free(*attached_, s, slot, word)) {
         ++r.bad;
@@ -174,17 +183,17 @@ Recovered Region::adopt_shard(uint32_t host, uint64_t epoch) {
         const uint64_t settled = attached_->mem.load_word(attached_->home().claim(s.host()) + offsetof(ClaimLine, settled_epoch));
         unfinished = epoch == o.epoch && o.owner == attached_->self && settled != epoch;
       }))
-    medium_failed(path_);
+    medium_failed();
   if (epoch <= o.epoch && !unfinished)
     throw Error(ErrorKind::Fenced, "region " + path_ + ": shard " + std::to_string(host) + " is already claimed with epoch " +
                                        std::to_string(o.epoch) + " by host " + std::to_string(to_int(o.owner)) + "; epoch " + std::to_string(epoch) +
                                        " is not higher. The arbiter must give a higher one.");
   protect(HostIndex{host}, true);
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
     follow_limit(HostIndex{host});
     r = adopt(*attached_, s, epoch);
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return r;
 }
 
@@ -212,7 +221,7 @@ std::vector<Owner> Region::owners() {
       all[h] = {to_int(o.owner), o.epoch, o.settled};
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return all;
 }
 
@@ -237,7 +246,7 @@ uint64_t Region::audit_adopted() {
   // Of payload, a call: some 50 ms, so that the heartbeat in which it happens is not late.
   constexpr uint64_t kBytesACall = 128ULL << 20;
   uint64_t audited = 0;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
     follow_owners();
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
@@ -258,7 +267,7 @@ uint64_t Region::audit_adopted() {
       audited |= 1ULL << h;
     }
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return audited;
 }
 
@@ -266,7 +275,7 @@ uint64_t Region::acknowledge_lost() {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);
   uint64_t acknowledged = 0;
-  const bool ok = fault_guarded([&] {
+  const bool ok = guarded([&] {
     for (uint32_t h = 0; h < attached_->hosts(); ++h) {
       const ShardMap& s = attached_->shard(HostIndex{h});
       const Ownership o = ownership_of(*attached_, s);
@@ -288,7 +297,7 @@ uint64_t Region::acknowledge_lost() {
     }
     follow_owners();
   });
-  if (!ok) medium_failed(path_);
+  if (!ok) medium_failed();
   return acknowledged;
 }
 

@@ -59,6 +59,11 @@ class Replica {
     }
   }
 
+  // The medium failed while we followed: what we were to look at is lost.
+  void walk_again() {
+    for (Followed& f : followed_) f.position.rescan = f.position.rescan || f.fingerprints != nullptr;
+  }
+
   // May this shard be left out of direct probing?
   bool covers(HostIndex h) const {
     const Followed& f = followed_[to_int(h)];
@@ -127,6 +132,7 @@ class Replica {
 
   // The header was invalidated by the caller where that is needed.
   void look(const ShardMap& s, Followed& f, SlotId slot) {
+    if (a_.avoids(s.host(), slot.extent())) return remember(s, f, slot, 0);
     const Header header = a_.load_header(s, slot);   // follow.header
     remember(
         s, f, slot,

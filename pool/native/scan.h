@@ -4,10 +4,15 @@
 
 namespace kvp {
 
-// How far an extent's slots have to be looked at: all of them while it is being cut or its descriptor is damaged, none while it is unassigned (they are FREE by promise).
+// How far an extent's slots have to be looked at: all of them while it is being cut or its descriptor is damaged, none while it is unassigned (they are
+// FREE by promise) or cannot be read.
 template <Memory M>
 uint32_t slots_in_use(Attached<M>& a, const ShardMap& s, uint32_t extent, uint64_t* slot_bytes = nullptr) {
   const Offset at = s.extent_descriptor(extent);
+  if (a.avoids(s.host(), extent)) {
+    if (slot_bytes != nullptr) *slot_bytes = 0;
+    return 0;
+  }
   if (a.fresh(s.host())) {
     a.mem.invalidate(at, kLineBytes);
     a.mem.full_fence();

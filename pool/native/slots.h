@@ -81,6 +81,14 @@ void release(Attached<M>& a, const ShardMap& s, const Claim& c) {
   a.mem.write_back(s.slot_header(c.slot), 8);
 }
 
+// A slot of ours whose payload the medium cannot keep: nobody stores there again. Here too some word that is not STABLE is in the medium already.
+template <Memory M>
+void retire_slot(Attached<M>& a, const ShardMap& s, const Claim& c) {
+  a.mem.store_word(s.slot_header(c.slot), c.word.retire().raw);
+  KVP_STEP("retire.slot");
+  a.mem.write_back(s.slot_header(c.slot), 8);
+}
+
 template <Memory M>
 bool evict_to_free(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stable) {
   Claim c;
@@ -88,6 +96,30 @@ bool evict_to_free(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord stab
   release(a, s, c);   // no fence: who follows the record too early finds WRITING, which is gone as well
   log_append(a, s, LogHint::Evicted, slot);
   return true;
+}
+
+// A slot of this extent, cut as it was seen, is retired; a block in it is evicted first. Taken: somebody fills it, or is cutting the extent; try again.
+enum class Retired { Now, WithItsBlock, Before, Taken };
+template <Memory M>
+Retired give_up_slot(Attached<M>& a, const ShardMap& s, SlotId slot, SlotWord cut) {
+  const SlotWord word = a.word_of(s, slot);
+  Claim c;
+  const bool held = word.state() == SlotState::Stable;
+  if (held) {
+    if (!take_victim(a, s, slot, word, c)) return Retired::Taken;
+  } else {
+    if (word.state() != SlotState::Free) return word.retired() ? Retired::Before : Retired::Taken;
+    c = {slot, a.writing(word)};
+    if (!a.mem.cas_word(s.slot_header(slot), word.raw, c.word.raw)) return Retired::Taken;
+    KVP_STEP("retire.claim");
+  }
+  const bool cut_anew = a.mem.load_word(s.extent_descriptor(slot.extent())) != cut.raw;   // with the slot ours it can't be any more
+  if (cut_anew)
+    release(a, s, c);
+  else
+    retire_slot(a, s, c);
+  if (held) log_append(a, s, LogHint::Evicted, slot);
+  return cut_anew ? Retired::Taken : held ? Retired::WithItsBlock : Retired::Now;
 }
 
 // ---- the allocator of one process ----
@@ -138,18 +170,25 @@ class Slots {
     m_.write_back(at, 8);
     const uint32_t slots = cut.unassigned() ? 0 : s_.superblock().slots_per_extent;   // those of a FREE one are FREE by promise
     uint32_t settled = 0, taken = 0;
-    while (settled < slots && wait_for_writer(SlotId::make(e, settled))) ++settled;
-    while (settled == slots && taken < slots && take_for_recut(SlotId::make(e, taken))) ++taken;   // each fences: its mark is in the medium
+    bool keeps = false;   // retired slots; they mean something only as long as the extent is cut as it is
+    const auto retired = [&](uint32_t i) {
+      const bool is = a_.word_of(s_, SlotId::make(e, i)).retired();
+      keeps = keeps || is;
+      return is;
+    };
+    while (settled < slots && (retired(settled) || wait_for_writer(SlotId::make(e, settled)))) ++settled;
+    // Each of them fences: its mark is in the medium.
+    while (settled == slots && taken < slots && (retired(taken) || take_for_recut(SlotId::make(e, taken)))) ++taken;
     const bool done = taken == slots;
     if (done) empty();
     for (uint32_t i = 0; i < taken; ++i) {
       const SlotId slot = SlotId::make(e, i);
-      release(a_, s_, {slot, a_.word_of(s_, slot)});
+      if (!retired(i)) release(a_, s_, {slot, a_.word_of(s_, slot)});
     }
     m_.store_fence();
-    if (done) store_cut(a_, s_, e, 0);
-    m_.store_word(at,
-                  done || cut.unassigned() ? mine.next(SlotState::Free, 0, 0).raw : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
+    if (done && !keeps) store_cut(a_, s_, e, 0);
+    m_.store_word(at, (done && !keeps) || cut.unassigned() ? mine.next(SlotState::Free, 0, 0).raw
+                                                           : mine.next(SlotState::Stable, a_.participant, a_.generation).raw);
     KVP_STEP("extent.retired");
     m_.write_back(at, kLineBytes);
     m_.store_fence();
@@ -197,8 +236,8 @@ class Slots {
   // Extents that may not be used any more are no place for a cursor.
   void follow_limit() {
     const uint32_t extents = a_.extents(s_.host());
-    if (extents == extents_) return;
-    extents_ = extents;
+    if (extents == extents_ && a_.avoided() == avoided_) return;
+    extents_ = extents, avoided_ = a_.avoided();
     for (SlotClass& c : classes_) refresh(c);
   }
 
@@ -207,7 +246,7 @@ class Slots {
     scratch_.clear();
     for (uint32_t e = 0; e < extents_; ++e) {
       const Cut cut = load_cut(a_, s_, e);
-      if (cut.serves() == c.slot_bytes) scratch_.push_back({e, cut.word});
+      if (cut.serves() == c.slot_bytes && !a_.avoids(s_.host(), e)) scratch_.push_back({e, cut.word});
     }
     bool changed = scratch_.size() != c.extents.size();
     for (size_t i = 0; !changed && i < scratch_.size(); ++i)
@@ -260,7 +299,7 @@ class Slots {
   bool assign_extent(SlotClass& c) {
     for (uint32_t e = 0; e < extents_; ++e) {
       const Cut cut = load_cut(a_, s_, e);
-      if (!cut.unassigned()) continue;
+      if (!cut.unassigned() || a_.avoids(s_.host(), e)) continue;
       const SlotWord mine = a_.writing(cut.word);
       if (!m_.cas_word(s_.extent_descriptor(e), cut.word.raw, mine.raw)) continue;
       KVP_STEP("extent.claim");
@@ -333,7 +372,7 @@ class Slots {
       const uint32_t e = (start + i) % extents;
       const Cut cut = load_cut(a_, s_, e);
       const uint64_t slot_bytes = cut.serves();
-      if (cut.word.state() != SlotState::Stable || slot_bytes == c.slot_bytes) continue;
+      if (cut.word.state() != SlotState::Stable || slot_bytes == c.slot_bytes || a_.avoids(s_.host(), e)) continue;
       uint32_t age = 0xffff;   // of a damaged descriptor: nobody can use the extent as it is
       if (slot_bytes != 0) {
         age = 0;
@@ -389,7 +428,9 @@ class Slots {
   static constexpr uint32_t kPatience = 1000, kLooksInARow = 100;   // looks at a slot that is being filled: some microseconds
   bool wait_for_writer(SlotId slot) {
     for (uint32_t i = 0; i < kPatience; ++i) {
-      if (a_.word_of(s_, slot).state() != SlotState::Writing) return true;
+      const SlotWord word = a_.word_of(s_, slot);
+      if (word.state() != SlotState::Writing) return true;
+      if (word.retired()) return false;   // for ever
       if (i % kLooksInARow == kLooksInARow - 1) m_.yield();
     }
     return false;
@@ -412,6 +453,7 @@ class Slots {
   std::vector<SlotClass> classes_;
   std::vector<Extent> scratch_;
   uint32_t extents_;   // that may be used, as we last saw it
+  uint32_t avoided_ = 0;
 };
 
 }   // namespace kvp

@@ -180,6 +180,10 @@ class Transfer {
     if (replica_ != nullptr) replica_->refresh();
   }
 
+  void walk_again() {
+    if (replica_ != nullptr) replica_->walk_again();
+  }
+
   // Are this host's blocks known without a look at its directory? (Not while its log is ahead of us.)
   bool follows(HostIndex shard) const { return replica_ != nullptr && replica_->covers(shard); }
 
@@ -194,20 +198,57 @@ class Transfer {
       if (HostIndex{h} != a_.self && !replica_->covers(HostIndex{h})) probe_shard(a_.shard(HostIndex{h}), keys, n, codes, found, missing);
   }
 
-  // Copies a found block out and verifies it. `pieces` add up to block_bytes.
-  Outcome load_block(const Found& f, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t tick) {
+  // Blocks that lookup_group has found (codes[i] is Ok) are copied out and verified; codes[i] says what became of each. Block i goes to block first + i
+  // of `to`; `pieces` is room for those of one block. While a block is copied, the next one's payload leaves the cache: when its turn comes there is
+  // nothing to wait for. A medium that fails below a block makes that block a miss, and no other.
+  void load_group(const Found* found, uint32_t n, const Buffers& to, uint64_t first, uint64_t block_bytes, Piece* pieces, Outcome* codes) {
+    HostIndex ticking{kMaxHosts};
+    uint16_t tick = 0;
+    bool dropped = false;   // is the next payload out of the cache already?
+    for (uint32_t i = 0; i < n; ++i) {
+      if (codes[i] != Outcome::Ok) continue;
+      const Found& f = found[i];
+      uint32_t next = i + 1;
+      while (next < n && codes[next] != Outcome::Ok) ++next;
+      to.block(first + i, pieces);
+      const auto load = [&](bool ahead) {
+        return m_.guarded([&] {
+          if (f.shard != ticking) tick = tick_of(f.shard), ticking = f.shard;
+          codes[i] = load_block(f, pieces, to.pieces, block_bytes, tick, dropped, ahead ? payload_of(found[next], block_bytes) : 0);
+        });
+      };
+      bool ahead = next < n && a_.fresh(found[next].shard);
+      if (!load(ahead)) {
+        // Perhaps only what the next block needs cannot be read; it will find out by itself.
+        const bool again = ahead;
+        ahead = false;
+        if (!again || !load(false)) codes[i] = Outcome::TierError;
+      }
+      dropped = ahead && codes[i] != Outcome::WrongNamespace;   // of which nothing is copied
+    }
+  }
+
+  // Where a found block's payload lies. 0: a newer build may have written it.
+  Offset payload_of(const Found& f, uint64_t block_bytes) {
     const ShardMap& s = a_.shard(f.shard);
     const uint64_t slot_bytes = namespaces_.slot_bytes(s, f.header.namespace_index);
-    if (slot_bytes == 0 || f.header.codec != 0 || f.header.flags != 0 || f.header.length_bytes != block_bytes ||
-        f.slot.slot() >= s.slot_count(slot_bytes))
-      return Outcome::WrongNamespace;   // a newer build may have written it
-    const Offset payload = s.payload(f.slot, slot_bytes);
+    const bool known = slot_bytes != 0 && f.header.codec == 0 && f.header.flags == 0 && f.header.length_bytes == block_bytes &&
+                       f.slot.slot() < s.slot_count(slot_bytes);
+    return known ? s.payload(f.slot, slot_bytes) : 0;
+  }
+
+  // Copies a found block out and verifies it. `pieces` add up to block_bytes. `dropped`: its payload was `ahead` of the block before.
+  Outcome load_block(const Found& f, const Piece* pieces, uint32_t piece_count, uint64_t block_bytes, uint16_t tick, bool dropped = false,
+                     Offset ahead = 0) {
+    const ShardMap& s = a_.shard(f.shard);
+    const Offset payload = payload_of(f, block_bytes);
+    if (payload == 0) return Outcome::WrongNamespace;
     if (a_.fresh(f.shard)) {
-      m_.invalidate(payload, block_bytes);   // load.payload.inv, after the load of the header
+      if (!dropped) m_.invalidate(payload, block_bytes);   // load.payload.inv, after the load of the header
       m_.full_fence();
     }
     KVP_STEP("load.before_copy");
-    const uint64_t checksum = m_.copy_out(pieces, piece_count, payload);        // load.payload
+    const uint64_t checksum = m_.copy_out(pieces, piece_count, payload, ahead, ahead == 0 ? 0 : block_bytes);   // load.payload
     if (checksum == f.header.payload_checksum || m_.without("load.verify")) {   // load.verify: content is right whoever wrote it
       touch_slot(a_, s, f.slot, tick);
       return Outcome::Ok;
@@ -324,7 +365,8 @@ class Transfer {
       counts[i] = 0;
       if (codes[i] == Outcome::Ok) continue;
       const bool ghost = replica_->probe(keys[i], [&](HostIndex h, SlotId slot) {
-        if (counts[i] == kPlaces) return;
+        if (a_.avoids(h, slot.extent())) codes[i] = Outcome::TierError;
+        if (counts[i] == kPlaces || a_.avoids(h, slot.extent())) return;
         places[i][counts[i]++] = {h, slot};
         const Offset at = a_.shard(h).slot_header(slot);
         if (a_.fresh(h))
@@ -372,6 +414,7 @@ class Transfer {
       if (codes[i] == Outcome::Ok) continue;
       directory.probe(keys[i], probes[i]);
       if (probes[i].ghost && codes[i] == Outcome::NeverStored) codes[i] = Outcome::Evicted;
+      if (probes[i].unreadable) codes[i] = Outcome::TierError;
       for (uint32_t k = 0; k < probes[i].n; ++k) {
         any = true;
         if (fresh)

@@ -26,7 +26,9 @@ PROTOCOL = (
     *("attached.h", "directory.h", "log.h", "ownership.h", "recovery.h"),
     *("replica.h", "scan.h", "slots.h", "transfer.h"),
 )
-ACCESS = re.compile(r"\b(?:m|m_|mem)\.(?:write_back|invalidate|store_fence|full_fence|cas_word|without)\(")
+ACCESS = re.compile(
+    r"\b(?:m|m_|mem)\.(?:write_back|invalidate(?:_all)?|store_fence|full_fence|cas_word|without)\("
+)
 
 
 @pytest.fixture(scope="module")

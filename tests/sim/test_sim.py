@@ -23,7 +23,7 @@ SCENARIOS = (
 # They begin where one instruction matters, so there are fewer schedules of each to be seen.
 DIRECTED = (
     *("vouched", "taken", "evicting", "storing", "again", "begun", "cutters", "shrunk"),
-    *("restart", "unsound", "header", "words"),
+    *("restart", "unsound", "header", "words", "retired"),
 )
 
 # Scenario -> (preemptions, events): every schedule up to that bound is tried, of a small configuration.
@@ -58,6 +58,7 @@ BOUNDS = {
     "restart": (1, 0),
     "unsound": (1, 0),
     "header": (3, 3),
+    "retired": (1, 0),
 }
 DEEP = {
     "evict": (7, 7),

@@ -32,6 +32,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.report": 0,
     "kvpool.litmus": 0,
     "kvpool.paths": 0,
+    "kvpool.medium": 0,
     "kvpool.engine_file": 1,
     "kvpool.engines": 1,
     "kvpool.geometry": 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from kvpool.report import (
     HeartbeatReport,
     ParticipantInfo,
     PeerLitmus,
+    PoisonReport,
     ReapReport,
     ResizeReport,
     ScrubReport,
@@ -39,6 +40,7 @@ class DaemonRegion(Protocol):
     def reap(self) -> ReapReport: ...
     def evict(self, used_fraction: float, blocks_max: int) -> int: ...
     def resize(self, capacity_bytes: int, *, budget_s: float) -> ResizeReport: ...
+    def give_up(self, ranges: Iterable[tuple[int, int]]) -> PoisonReport: ...
     def set_closed(self, closed: bool) -> None: ...
     def acknowledged_epoch(self, shard: int) -> int: ...
     def scrub(self, *, start: int, limit: int | None, bytes_max: int | None) -> ScrubReport: ...

@@ -23,6 +23,7 @@ from kvpool.daemon.coherence import CoherenceWatch, watch_in_background
 from kvpool.daemon.events import EventLog
 from kvpool.daemon.lock import DaemonLock
 from kvpool.daemon.ownership import Ownership
+from kvpool.daemon.poison import PoisonWatch
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
 from kvpool.litmus import Litmus
@@ -98,6 +99,14 @@ class OpenTier:
     scrub: Scrub
     shard: int = 0  # of this host
     seen: TierSnapshot | None = None
+    poison: PoisonWatch | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the memory below it."""
+        shards = self.seen.usage.hosts if self.seen is not None else []
+        retired = sum(shard.slots_retired for shard in shards if shard.host == self.shard)
+        return self.poison.trouble(retired) if self.poison is not None else ""
 
 
 @dataclass
@@ -179,6 +188,8 @@ class Daemon:
         def heartbeat() -> None:
             self.owners[name].look(region.heartbeat())
 
+        poison = opened.poison = PoisonWatch(name, opened.path, region, self.events)
+
         def reap() -> None:
             done = region.reap()
             if done.dead:
@@ -225,6 +236,7 @@ class Daemon:
 
         return [
             Chore(f"heartbeat/{name}", HEARTBEAT_S, heartbeat, self.clock, failed, subject=name),
+            Chore(f"poison/{name}", HEARTBEAT_S, poison.run, self.clock, failed, subject=name),
             Chore(f"keep-free/{name}", KEEP_FREE_S, opened.keep_free.run, self.clock, failed, subject=name),
             Chore(f"resize/{name}", RESIZE_S, resize, self.clock, failed, subject=name, rest=1.0),
             Chore(f"reap/{name}", REAP_S, reap, self.clock, failed, subject=name),
@@ -289,6 +301,7 @@ class Daemon:
                 *([self.refusal] if self.refusal else []),
                 *problems,
                 *(f"tier {name}: {owner.problem}" for name, owner in self.owners.items() if owner.problem),
+                *(f"tier {opened.tier.name}: {opened.trouble}" for opened in self.tiers if opened.trouble),
                 *(f"{c.name}: {c.problem}" for c in self.chores if c.problem),
             ],
         }

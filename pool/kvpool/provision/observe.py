@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvpool.errors import KvpoolError, MediumUnavailable
+from kvpool.medium import device_align
 from kvpool.paths import is_device_path, region_path
 from kvpool.provision.plan import ExistingRegion, Found, in_this_version
 from kvpool.spec import PoolSpec
@@ -21,7 +23,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 HUGE_PAGES = "hugetlbfs"
 FILE_BYTES_MAX = 15 << 40  # every file system in use takes files of this size
 ROOM_TIMES = 4  # how much a tier may grow without losing its blocks
-MAPPABLE_BYTES = (4096, 2 << 20, 1 << 30)  # the alignments that DAX devices come with
+MAPPABLE_BYTES = 2 << 20  # of a DAX device that does not say its alignment
 
 Inspect = Callable[[Path], ExistingRegion]
 
@@ -144,27 +146,19 @@ def _first_bytes(path: Path, size: int) -> bytes:
         return b""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            return os.pread(fd, length, 0)
-        except OSError:
-            return _mapped_bytes(fd, length, size)  # a DAX device can only be mapped
-    finally:
-        os.close(fd)
-
-
-def _mapped_bytes(fd: int, length: int, size: int) -> bytes:
-    """As much by mapping. A device maps whole pages of its own size only: they are tried in turn."""
-    problem = OSError(errno.EIO, "cannot be mapped")
-    for page in MAPPABLE_BYTES:
+        page = mmap.PAGESIZE
+        if stat.S_ISCHR(os.fstat(fd).st_mode):  # a DAX device can only be mapped, in whole pages of its own
+            page = device_align(str(path)) or MAPPABLE_BYTES
+        else:
+            with contextlib.suppress(OSError):  # perhaps it can be mapped all the same
+                return os.pread(fd, length, 0)
         whole = -(-length // page) * page
         if whole > size:
-            break
-        try:
-            with mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-                return mapped[:length]
-        except OSError as error:
-            problem = error
-    raise problem
+            raise OSError(errno.EIO, "cannot be mapped: it is smaller than one of its pages")
+        with mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            return mapped[:length]
+    finally:
+        os.close(fd)
 
 
 def _device_bytes(device: int) -> int:

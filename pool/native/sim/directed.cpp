@@ -217,6 +217,40 @@ void last_words(World& w) {
   w.check();
 }
 
+// A slot is retired beside writers. Then whoever reaps, adopts or audits finds it: it looks like the slot of a dead process, and is none.
+void retired_slot(World& w) {
+  Actor &first = w.join(0, 0), &second = w.join(0, 1), &reaper = w.join(0, 2), &far = w.join(1, 0), &adopter = w.join(1, 1);
+  fill(w, first, w.options.slots, {&second, &reaper, &far, &adopter});
+  const SlotId slot = SlotId::make(0, 0);
+  if (w.below(2) == 0) w.quietly(first, [&] { w.free_one(first, 0); });
+  bool done = false;
+  w.start(first, [&] {
+    for (uint32_t i = 0; i < 100 && !done; ++i)
+      done = give_up_slot(*first.a, first.a->home(), slot, load_cut(*first.a, first.a->home(), 0).word) != Retired::Taken;
+  });
+  start_writer(w, second, {2}, 4);
+  start_reader(w, far, {0, 2}, 4);
+  w.run();
+  w.sim.settle();
+  const auto keeps = [&](const char* who) {
+    w.sim.settle();
+    if (done && !SlotWord{w.sim.medium.word(first.a->home().slot_header(slot))}.retired()) w.sim.fail(std::string(who) + " gave a retired slot back");
+  };
+  keeps("a writer");
+  w.start(reaper, [&] { reap(*reaper.a, reaper.a->home(), SlotWord::kRetirer, kNobody); });
+  w.run();
+  keeps("a reaper");
+  w.expect_from_now_on();
+  w.host_down[0] = true, w.owner[0] = adopter.host;
+  w.start(adopter, [&] { adopt(*adopter.a, adopter.a->shard(HostIndex{0}), 1); });
+  w.run();
+  keeps("an adopter");
+  w.start(adopter, [&] { audit(*adopter.a, adopter.t->namespaces(), adopter.a->shard(HostIndex{0})); });
+  w.run();
+  keeps("an audit");
+  w.check();
+}
+
 }   // namespace
 
 std::vector<Scenario> directed_scenarios() {
@@ -233,6 +267,7 @@ std::vector<Scenario> directed_scenarios() {
       {"unsound", "an audit finds a damaged block beside a writer", damaged_block, {2, 2, 3}, {2, 2, 3}, {{1, 0}}},
       {"header", "a host adopts a shard with a damaged header", damaged_header, {3, 2, 3}, {2, 2, 3}, {{1, 0}}},
       {"words", "a late owner acknowledges, and is audited", last_words, {2, 2, 3}, {2, 1, 3}, {{1, 0}}},
+      {"retired", "a slot is taken out of use for good, and outlives reaper, adopter and audit", retired_slot, {2, 3, 4}, {2, 2, 3}, {{1, 0}}},
   };
 }
 

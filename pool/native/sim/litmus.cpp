@@ -53,6 +53,7 @@ class OddMemory {
   uint64_t stream_copy(Offset at, const Piece* pieces, uint32_t n) { return m_.stream_copy(at, pieces, n); }
   void write_back(Offset at, uint64_t bytes, Where where = Where::current()) { m_.write_back(at, bytes, where); }
   void invalidate(Offset at, uint64_t bytes, Where where = Where::current()) { m_.invalidate(at, bytes, where); }
+  void invalidate_all(Offset at, uint64_t bytes, Where where = Where::current()) { m_.invalidate_all(at, bytes, where); }
   void store_fence(Where where = Where::current()) { m_.store_fence(where); }
   void full_fence(Where where = Where::current()) { m_.full_fence(where); }
 
@@ -61,7 +62,9 @@ class OddMemory {
   void store_half(Offset at, uint16_t value) { m_.store_half(at, value); }
   bool cas_word(Offset at, uint64_t expected, uint64_t desired) { return m_.cas_word(at, expected, desired); }
   void add_word(Offset at, uint64_t value) { m_.add_word(at, value); }
-  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at) { return m_.copy_out(pieces, n, at); }
+  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at, Offset drop, uint64_t drop_bytes) {
+    return m_.copy_out(pieces, n, at, drop, drop_bytes);
+  }
   uint64_t checksum(Offset at, uint64_t bytes) { return m_.checksum(at, bytes); }
   void prefetch(Offset at) { m_.prefetch(at); }
   template <class F>

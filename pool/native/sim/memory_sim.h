@@ -149,15 +149,17 @@ class SimMemory {
     }
     return checksum;
   }
-  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at) {
+  uint64_t copy_out(const Piece* pieces, uint32_t n, Offset at, Offset drop, uint64_t drop_bytes, Where where = Where::current()) {
     std::vector<uint8_t> all;
     uint64_t bytes = 0;
+    const bool drops = drop_bytes != 0 && !s_->leaves_out(Places::all().number("copy_out.invalidate", where));
     for (uint32_t i = 0; i < n; ++i) bytes += pieces[i].bytes;
     all.resize(bytes);
     const uint64_t words = bytes / 8, first = s_->weak_order ? s_->adversary.below(static_cast<uint32_t>(words)) : 0;
     for (uint64_t k = 0; k < words;
          ++k) {   // weak order: plain loads come in any order; a rotation shows what a later line before an earlier one does
       const uint64_t i = (k + first) % words;
+      if (drops && k * 8 < drop_bytes && k % (kLineBytes / 8) == 0) each_line(Op::Invalidate, drop + k * 8, kLineBytes);
       const uint64_t word = s_->pushes_are_steps || (at + i * 8) % kLineBytes == 0 ? load_word(at + i * 8) : s_->medium.load(process_, at + i * 8);
       if (!s_->pushes_are_steps) s_->saw(word);
       std::memcpy(all.data() + i * 8, &word, 8);
@@ -169,11 +171,12 @@ class SimMemory {
   uint64_t checksum(Offset at, uint64_t bytes) {
     std::vector<uint8_t> copy(bytes);
     const Piece piece{copy.data(), bytes};
-    return copy_out(&piece, 1, at);
+    return copy_out(&piece, 1, at, 0, 0);
   }
 
   void write_back(Offset at, uint64_t bytes, Where where = Where::current()) { each_line(Op::WriteBack, "write_back", at, bytes, where); }
   void invalidate(Offset at, uint64_t bytes, Where where = Where::current()) { each_line(Op::Invalidate, "invalidate", at, bytes, where); }
+  void invalidate_all(Offset at, uint64_t bytes, Where where = Where::current()) { each_line(Op::Invalidate, "invalidate", at, bytes, where); }
   void prefetch(Offset) {}
   void store_fence(Where where = Where::current()) {
     if (s_->leaves_out(Places::all().number("store_fence", where))) return;
@@ -211,7 +214,9 @@ class SimMemory {
     s_->medium.push(process_, {op, line_of(at), word_of(at), value, {}});
   }
   void each_line(Op op, const char* what, Offset at, uint64_t bytes, const Where& where) {
-    if (s_->leaves_out(Places::all().number(what, where))) return;
+    if (!s_->leaves_out(Places::all().number(what, where))) each_line(op, at, bytes, what);
+  }
+  void each_line(Op op, Offset at, uint64_t bytes, const char* what = "invalidate") {
     for (LineIndex line = line_of(at); line <= line_of(at + bytes - 1); ++line) {
       if (bytes <= kLineBytes) s_->access(Access::Push, line, what);   // long ranges in one go: the interleavings inside are seen with single lines
       s_->medium.push(process_, {op, line});

@@ -31,8 +31,14 @@ inline void start_reader(World& w, Actor& actor, std::vector<uint32_t> small, ui
   w.start(
       actor,
       [&w, &actor, small, loads] {
+        const auto key = [&w] { return w.below(5) == 0 ? w.options.keys + w.any_key() : w.any_key(); };
         for (uint32_t i = 0; i < (w.small ? small.size() : loads); ++i)
-          w.load(actor, w.small ? small[i] : w.below(5) == 0 ? w.options.keys + w.any_key() : w.any_key());
+          if (w.small)
+            w.load(actor, small[i]);
+          else if (w.below(3) == 0)
+            w.load_batch(actor, {key(), key(), key()});
+          else
+            w.load(actor, key());
       },
       std::move(when));
 }

@@ -125,38 +125,42 @@ class World {
     ++totals.stores;
     return o;
   }
-  Outcome load(Actor& actor, uint32_t key) {
+  Outcome load(Actor& actor, uint32_t key) { return load_batch(actor, {key}).front(); }
+  std::vector<Outcome> load_batch(Actor& actor, const std::vector<uint32_t>& keys) {
     SimTransfer& t = *actor.t;
-    const Key k = key_number(key);
-    Outcome code = Outcome::TierError;
-    Found f;
+    const auto n = static_cast<uint32_t>(keys.size());
+    const bool follower = actor.host != 0 && actor.replicates;
+    std::vector<Key> packed;
+    for (const uint32_t key : keys) packed.push_back(key_number(key));
+    std::vector<Outcome> codes(n, Outcome::TierError);
+    std::vector<Found> f(n);
     const uint64_t before = begin(actor);
-    const std::vector<Told> known = told_of(k, actor.host != 0 && actor.replicates);
+    std::vector<std::vector<Told>> known;
+    for (const Key& k : packed) known.push_back(told_of(k, follower));
     const bool medium_works = actor.a->mem.guarded([&] {
       t.refresh();
-      t.lookup_group(&k, 1, &code, &f);
+      t.lookup_group(packed.data(), n, codes.data(), f.data());
     });
-    if (!medium_works) code = Outcome::TierError;
-    const bool found = code == Outcome::Ok;
-    if (found) {
-      std::vector<uint8_t> got(f.header.length_bytes), want(f.header.length_bytes);
-      const Piece piece{got.data(), got.size()};
-      if (got.size() > sb.extent_payload_bytes || !actor.a->mem.guarded([&] { code = t.load_block(f, &piece, 1, got.size(), 1); }))
-        code = Outcome::TierError;
-      fill_block(key, want.data(), want.size());
-      if (code == Outcome::Ok && got != want) sim.fail("a hit returned wrong content");
+    if (!medium_works) codes.assign(n, Outcome::TierError);
+    std::vector<bool> found(n);
+    std::vector<std::vector<uint8_t>> got(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      found[i] = codes[i] == Outcome::Ok;
+      if (found[i] && f[i].header.length_bytes > sb.extent_payload_bytes) codes[i] = Outcome::TierError;
+      if (codes[i] == Outcome::Ok) got[i].resize(f[i].header.length_bytes);
     }
-    ended("load", actor, before, options.load_accesses_max, totals.longest_load);
-    ++totals.loads, totals.hits += code == Outcome::Ok;
-    if (code != Outcome::Ok && strict)
-      for (const Told& one : told_of(k, actor.host != 0 && actor.replicates))
-        for (const Told& then : known)
-          if (one == then &&
-              (code != Outcome::ChangedWhileReading || actor.a->shard(f.shard).slot_header(f.slot) == one.at))   // else it was another copy
-            sim.fail("key " + std::to_string(key) + " was stored, told, and never taken away, but host " + std::to_string(actor.host) +
-                     " got outcome " + std::to_string(static_cast<int>(code)));
-    if (code == Outcome::FailedChecksum && strict && (found || !damaged)) sim.fail("a payload does not fit its unchanged header");
-    return code;
+    for (uint32_t i = 0, end = 0; i < n; i = end) {   // all of a call have one size
+      end = i + 1;
+      if (codes[i] != Outcome::Ok) continue;
+      while (end < n && codes[end] == Outcome::Ok && got[end].size() == got[i].size()) ++end;
+      std::vector<uint64_t> base, bytes;
+      for (uint32_t k = i; k < end; ++k) base.push_back(reinterpret_cast<uint64_t>(got[k].data())), bytes.push_back(got[k].size());
+      Piece piece;
+      t.load_group(f.data() + i, end - i, {base.data(), nullptr, bytes.data(), nullptr, 1}, 0, bytes[0], &piece, codes.data() + i);
+    }
+    ended("load", actor, before, options.load_accesses_max * n, totals.longest_load);
+    for (uint32_t i = 0; i < n; ++i) judge_load(actor, keys[i], f[i], found[i], codes[i], got[i], known[i]);
+    return codes;
   }
   void add_namespace(Actor& actor, uint64_t block_bytes = kBlockBytes) {
     uint16_t index = 0;
@@ -228,7 +232,8 @@ class World {
       const ShardMap& s = a.shard(HostIndex{shard});
       for_each_slot(a, s, [&](SlotId slot) {
         const Header h = a.load_header(s, slot);
-        if (h.word().state() == SlotState::Writing) sim.fail("slot " + std::to_string(slot.slot()) + " is lost: WRITING for ever");
+        if (h.word().state() == SlotState::Writing && !h.word().retired())
+          sim.fail("slot " + std::to_string(slot.slot()) + " is lost: WRITING for ever");
         if (h.word().state() == SlotState::Stable && !h.right) sim.fail("a stored block has a wrong header checksum");
         if (h.word().state() == SlotState::Stable && h.right)
           for (uint32_t k = 0; k < 2 * options.keys; ++k)
@@ -307,10 +312,6 @@ class World {
   bool small = false;                  // a configuration for the explorer
 
  private:
-  bool belongs_to_owner(LineIndex line, uint32_t shard) const {
-    const ShardMap s(sb, HostIndex{shard});
-    return line * kLineBytes >= s.namespace_row(0) && line * kLineBytes < s.end();
-  }
   struct Told {
     Offset at;   // of the header
     uint64_t word;
@@ -320,6 +321,25 @@ class World {
     uint64_t logged;   // not only vouched for: the change log says it too
     bool operator==(const Told&) const = default;
   };
+  void judge_load(const Actor& actor, uint32_t key, const Found& f, bool found, Outcome code, const std::vector<uint8_t>& got,
+                  const std::vector<Told>& known) {
+    std::vector<uint8_t> want(got.size());
+    fill_block(key, want.data(), want.size());
+    if (code == Outcome::Ok && got != want) sim.fail("a hit returned wrong content");
+    ++totals.loads, totals.hits += code == Outcome::Ok;
+    if (code != Outcome::Ok && strict)
+      for (const Told& one : told_of(key_number(key), actor.host != 0 && actor.replicates))
+        for (const Told& then : known)
+          if (one == then &&
+              (code != Outcome::ChangedWhileReading || actor.a->shard(f.shard).slot_header(f.slot) == one.at))   // else it was another copy
+            sim.fail("key " + std::to_string(key) + " was stored, told, and never taken away, but host " + std::to_string(actor.host) +
+                     " got outcome " + std::to_string(static_cast<int>(code)));
+    if (code == Outcome::FailedChecksum && strict && (found || !damaged)) sim.fail("a payload does not fit its unchanged header");
+  }
+  bool belongs_to_owner(LineIndex line, uint32_t shard) const {
+    const ShardMap s(sb, HostIndex{shard});
+    return line * kLineBytes >= s.namespace_row(0) && line * kLineBytes < s.end();
+  }
   // Who follows the log may not know yet what a finder has vouched for; its writer, or the reaper, will say it.
   std::vector<Told> told_of(const Key& key, bool follower) const {
     std::vector<Told> found;
