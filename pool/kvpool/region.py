@@ -403,6 +403,10 @@ class Region:
             raise KvpoolError(f"bad memory at {ends}: expected pairs of a first byte and a length, 0 or more")
         return PoisonReport(*self._native.give_up(ends))
 
+    def told_bad(self) -> list[tuple[int, int]]:
+        """Pages of the region that the kernel has told this process are bad, each of them once."""
+        return self._native.told_bad()
+
     def set_closed(self, closed: bool) -> None:
         """Whether processes of this host store nothing new: what they offer is declined as fenced."""
         self._native.set_closed(closed)

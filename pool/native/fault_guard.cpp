@@ -25,7 +25,29 @@ void remember(const struct sigaction& action) {
   }
 }
 
+constexpr uint32_t kRanges = 256, kNotices = 64;
+struct Range {
+  std::atomic<uintptr_t> from{0}, to{0};   // empty: `to` is 0
+};
+Range g_ranges[kRanges];
+std::atomic<uintptr_t> g_notices[kNotices];
+
+// A notice that finds no room is lost; the page is found out when it is touched.
+bool note(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (const Range& range : g_ranges) {
+    if (at >= range.to.load(std::memory_order_acquire) || at < range.from.load(std::memory_order_relaxed)) continue;
+    for (std::atomic<uintptr_t>& place : g_notices) {
+      uintptr_t empty = 0;
+      if (place.load(std::memory_order_relaxed) == at || place.compare_exchange_strong(empty, at)) break;
+    }
+    return true;
+  }
+  return false;
+}
+
 void on_fault(int signal, siginfo_t* info, void* context) {
+  if (info->si_code == BUS_MCEERR_AO && note(info->si_addr)) return;
   if (t_fault_guard != nullptr) {
     sigjmp_buf* guard = t_fault_guard;
     t_fault_guard = nullptr;
@@ -53,6 +75,34 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }
 
 }   // namespace
+
+bool watch_range(const void* from, uint64_t bytes) {
+  ensure_fault_handler();
+  const auto begin = reinterpret_cast<uintptr_t>(from);
+  for (Range& range : g_ranges) {
+    uintptr_t empty = 0;
+    if (!range.from.compare_exchange_strong(empty, begin)) continue;
+    range.to.store(begin + bytes, std::memory_order_release);
+    return true;
+  }
+  return false;
+}
+void unwatch_range(const void* from) {
+  for (Range& range : g_ranges)
+    if (range.from.load() == reinterpret_cast<uintptr_t>(from)) {
+      range.to.store(0);
+      range.from.store(0);
+      return;
+    }
+}
+const void* take_notice(const void* from, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(from);
+  for (std::atomic<uintptr_t>& place : g_notices) {
+    uintptr_t at = place.load();
+    if (at >= begin && at - begin < bytes && place.compare_exchange_strong(at, 0)) return reinterpret_cast<const void*>(at);
+  }
+  return nullptr;
+}
 
 void ensure_fault_handler() {
   struct sigaction now;

@@ -3,6 +3,7 @@
 // The guard is per thread; of several, the innermost catches. A fault outside a guard, or outside a mapped region, goes to the handler that was there before.
 #pragma once
 #include <csetjmp>
+#include <cstdint>
 
 namespace kvp {
 
@@ -12,6 +13,13 @@ struct Fault {
   bool poison = false;   // the kernel says that the memory itself is bad; else there is nothing behind the address now
 };
 extern thread_local Fault t_last_fault;
+// A mapped region. The kernel may tell every process that has bad memory mapped, whether it touches it or not (BUS_MCEERR_AO; for a DAX device it
+// always does): of a range that is listed here this is only noted, for nothing is lost before somebody reads it. False: there is no room in the list.
+bool watch_range(const void* from, uint64_t bytes);
+void unwatch_range(const void* from);
+// Takes the next noted address out that lies in the range; null: there is none.
+const void* take_notice(const void* from, uint64_t bytes);
+
 extern thread_local sigjmp_buf* t_fault_guard;
 extern thread_local bool t_fault_handler_checked;
 void ensure_fault_handler();   // a system call; when a guard is entered from outside, because another library may have replaced the handler

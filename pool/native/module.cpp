@@ -425,6 +425,12 @@ NB_MODULE(_native, m) {
           },
           nb::arg("region_bytes"), nb::arg("budget_ns"))
       .def("set_closed", &Region::set_closed, nb::arg("closed"))
+      .def("told_bad",
+           [](Region& r) {
+             nb::list out;
+             for (const ByteRange& range : r.told_bad()) out.append(nb::make_tuple(range.from, range.bytes));
+             return out;
+           })
       .def(
           "give_up",
           [](Region& r, const std::vector<uint64_t>& ends) {

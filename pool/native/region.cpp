@@ -100,6 +100,8 @@ void Region::close() {
   }
   transfer_.reset();
   attached_.reset();
+  if (mapped_bytes_ != 0) unwatch_range(base_);
+  mapped_bytes_ = 0;
   if (reserved_ != nullptr) ::munmap(reserved_, reserved_bytes_);
   reserved_ = base_ = nullptr;
   if (fd_ >= 0) ::close(fd_);
@@ -123,6 +125,8 @@ void Region::map_shards() {
                                        ". A DAX device needs the region's alignment (" + std::to_string(align) +
                                        " bytes) to be a multiple of its own.");
   }
+  mapped_bytes_ = used;
+  watch_range(base_, used);   // without room in the list, a notice ends the process as without us
   // Only where all the memory is there: a huge page in a hole would take more than what is stored in it.
   struct stat st;
   if (medium_.kind == MediumKind::File && ::fstat(fd_, &st) == 0 && static_cast<uint64_t>(st.st_blocks) * 512 >= used)

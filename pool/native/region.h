@@ -138,6 +138,8 @@ class Region {
   void set_closed(bool closed);
   // Memory of these bytes of the region is known to be bad: in the shards that this host owns, nobody stores there any more, and what lies there is gone.
   GivenUp give_up(const std::vector<ByteRange>& ranges);
+  // Pages of it that the kernel has told this process are bad, each once.
+  std::vector<ByteRange> told_bad();
   uint64_t capacity_bytes();                     // what the host's daemon allows
   uint64_t acknowledged_epoch(uint32_t shard);   // up to which claims this host has said that it stopped
   uint32_t reap_dead(Recovered& total);
@@ -257,6 +259,7 @@ class Region {
   uint8_t* reserved_ = nullptr;   // address space
   uint64_t reserved_bytes_ = 0;
   uint8_t* base_ = nullptr;
+  uint64_t mapped_bytes_ = 0;
   std::unique_ptr<Attached<CpuMemory>> attached_;
   std::unique_ptr<Transfer<CpuMemory>> transfer_;
   struct Audit {

@@ -142,6 +142,14 @@ void Region::give_up_payload(const ShardMap& s, uint32_t extent, uint64_t from, 
     }
 }
 
+std::vector<ByteRange> Region::told_bad() {
+  const Use use = ensure_open();
+  std::vector<ByteRange> told;
+  while (const void* at = take_notice(base_, mapped_bytes_))
+    told.push_back({page_of(static_cast<Offset>(static_cast<const uint8_t*>(at) - base_)) * kPage, kPage});
+  return told;
+}
+
 GivenUp Region::give_up(const std::vector<ByteRange>& ranges) {
   const Use use = ensure_writer();
   std::lock_guard<std::mutex> lock(maintenance_);

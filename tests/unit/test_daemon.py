@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from kvpool.report import (
     HeartbeatReport,
     ParticipantInfo,
     PeerLitmus,
+    PoisonReport,
     ReapReport,
     ResizeReport,
     ScrubReport,
@@ -78,6 +79,12 @@ class FakeRegion:
             next_slot=end % SLOTS,
             bytes=(end - start) * self.block_bytes,
         )
+
+    def told_bad(self) -> list[tuple[int, int]]:
+        return []
+
+    def give_up(self, ranges: Iterable[tuple[int, int]]) -> PoisonReport:
+        raise AssertionError("no memory is known to be bad")
 
     def litmus_begin(self) -> bool:
         raise AssertionError("a region of one host")

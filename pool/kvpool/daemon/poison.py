@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvpool import medium
@@ -23,7 +23,7 @@ ADVICE = (
 
 @dataclass
 class PoisonWatch:
-    """Looks at the kernel's list of bad memory, and gives up what of it lies in this host's shards."""
+    """Asks the kernel what memory is bad, and gives up what of it lies in this host's shards."""
 
     tier: str
     path: Path
@@ -31,10 +31,12 @@ class PoisonWatch:
     events: EventLog
     read: Callable[[str], Ranges] = medium.poison
     last: PoisonReport | None = None
+    told: set[tuple[int, int]] = field(default_factory=set)  # by the kernel, beside its list
 
     def run(self) -> PoisonReport | None:
         """One look; None when the list is empty."""
-        ranges = self.read(str(self.path))
+        self.told.update(self.region.told_bad())
+        ranges = (*self.read(str(self.path)), *sorted(self.told))
         before, self.last = self.last, self.region.give_up(ranges) if ranges else None
         now = self.last
         if now is None:
@@ -46,8 +48,8 @@ class PoisonWatch:
                 "poison tier=%s bytes=%d slots=%d blocks=%d", self.tier, bad_bytes, now.slots, now.blocks
             )
             message = (
-                f"the kernel lists {bad_bytes} bytes of {self.path} as poisoned: {now.slots} slots are not "
-                f"used any more, {now.blocks} blocks in them are misses. {self.trouble(0) or ADVICE}"
+                f"the kernel says that {bad_bytes} bytes of {self.path} are poisoned: {now.slots} slots are "
+                f"not used any more, {now.blocks} blocks in them are misses. {self.trouble(0) or ADVICE}"
             )
             self.events.add("MediumError", self.tier, message)
         return now
