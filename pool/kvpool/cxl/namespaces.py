@@ -154,9 +154,9 @@ class Namespaces:
                     self._refuse_geometry(uuid, str(row.get("name")), label, remedy)
         listed = ", ".join(f"'ndctl read-labels -j {dimm}'" for dimm in self._dimms(region))
         raise ComposeError(
-            f"region {uuid}: the labels of its memories hold a namespace that is not this region's, or of another "
-            f"geometry: {listed} shows it. Nothing was changed. Compose that region; or, if nobody needs its bytes, "
-            "remove the labels of each: 'ndctl init-labels -f NAME'."
+            f"region {uuid}: the labels of its memories hold a namespace that is not this region's, or of "
+            f"another geometry: {listed} shows it. Nothing was changed. Compose that region; or, if nobody "
+            "needs its bytes, remove the labels of each: 'ndctl init-labels -f NAME'."
         )
 
     def _dimms(self, region: str) -> list[str]:
