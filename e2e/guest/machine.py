@@ -56,7 +56,7 @@ class Guest:
     # -- life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Powers on, without waiting."""
+        """Powers on, without waiting for what it boots."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for paths, size in ((self._memories, MEMORY_BYTES), (self.labels, LABELS_BYTES)):
             for path in paths:
@@ -75,12 +75,13 @@ class Guest:
         self._started = time.monotonic()
         self._qemu = subprocess.Popen(self._command(initrd), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
+        # At once: what the guest says while nobody listens is lost.
+        self._port = self._connect(self._started + BOOT_S)
+        threading.Thread(target=self._listen, args=(self._port,), daemon=True).start()
 
     def wait(self) -> Guest:
         """Until the agent inside has answered."""
         deadline = self._started + BOOT_S
-        self._port = self._connect(deadline)
-        threading.Thread(target=self._listen, args=(self._port,), daemon=True).start()
         self._answer(0, max(1.0, deadline - time.monotonic()))
         self.boot_s = time.monotonic() - self._started
         (self.folder / "initrd").unlink()

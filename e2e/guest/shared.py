@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from guest.places import ROOT
 
 RESULT = ROOT / "e2e-cxl.json"
 REGION = "11111111-2222-4333-8444-555555555555"
-SERIAL = "0xc1"
+SERIAL, OTHER = "0xc1", "0xc2"
 REGION_SIZE = "256Mi"
 POOL = "shared"
 MANIFEST = """\
@@ -44,9 +45,10 @@ class Shared:
         base = image.base()
         image.kvpool(kvpool)
         boots = [base / "kernel", base / "base.cpio", kvpool]
-        self.memory = folder / "memory"
+        memories = [folder / "memory.0", folder / "memory.1"]
+        self.memory = memories[0]  # the one that the pool lies in
         self.a, self.b = (
-            Guest(host, folder / name, boots, [self.memory], [folder / f"labels.{name}"])
+            Guest(host, folder / name, boots, memories, [folder / f"labels.{name}{n}" for n in range(2)])
             for host, name in enumerate("ab")
         )
         self.counted: Counter[str] = Counter(stored=0, hits=0, misses=0, wrong=0, boots=0)
@@ -71,6 +73,17 @@ class Shared:
     def compose_refused(self, guest: Guest, *more: str, size: str = REGION_SIZE) -> str:
         """The message with which a composition is refused."""
         return refused(guest.run(*_compose(size), *more))
+
+    def flip_anywhere(self, count: int, capacity_bytes: int, seed: int) -> None:
+        """Turns `count` bits of the pool, wherever: payloads, headers, directory, superblocks."""
+        choose = random.Random(seed)
+        with self.memory.open("r+b") as file:
+            for _ in range(count):
+                place = DEVICE_OFFSET + choose.randrange(capacity_bytes)
+                file.seek(place)
+                byte = file.read(1)[0]
+                file.seek(place)
+                file.write(bytes([byte ^ 1 << choose.randrange(8)]))
 
     def flip(self, needle: bytes, at: int = 0) -> bool:
         """Turns one bit where the memory holds `needle`, as failing hardware does."""

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from guest.machine import Guest
-from guest.shared import POOL, REGION, REGION_SIZE, SERIAL, Shared, refused
+from guest.shared import OTHER, POOL, REGION, REGION_SIZE, SERIAL, Shared, refused
 
 BLOCKS = 128  # of each guest
-NAMELESS = "00000000-0000-0000-0000-000000000000"
+INTERLEAVED = "22222222-2222-4333-8444-555555555555"
+FLIPS = 400
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +31,8 @@ def test_both_guests_boot_and_see_the_memory_by_its_serial(shared: Shared) -> No
     shared.both(Guest.wait)
     shared.counted["boots"] += 2
     for listed in shared.both(lambda guest: guest.must("kvpool", "cxl", "list", "-o", "json").json()):
-        assert [(m["serial"], m["size_bytes"], m["healthy"]) for m in listed["memories"]] == [
-            (SERIAL, 512 << 20, True)
-        ]
+        found = [(m["serial"], m["size_bytes"], m["healthy"]) for m in listed["memories"]]
+        assert found == [(SERIAL, 512 << 20, True), (OTHER, 512 << 20, True)]
         assert listed["regions"] == []
     shared.tell(boot_s=[round(guest.boot_s, 1) for guest in (shared.a, shared.b)])
 
@@ -48,6 +48,24 @@ def test_composing_that_dies_at_each_step_is_completed_by_the_next(shared: Share
     died = shared.b.call("die_at_each_step", uuid=REGION, memories=[SERIAL], size_bytes=256 << 20)
     assert died >= 11
     shared.tell(steps_that_died=died)
+
+
+def test_interleaved_region_has_the_same_bytes_on_both_guests(shared: Shared) -> None:
+    a, b = shared.a, shared.b
+    ways = ["kvpool", "cxl", "compose", "--uuid", INTERLEAVED, "--size", "512Mi", "-o", "json"]
+    right = [*ways, "--memory", SERIAL, "--memory", OTHER]
+    for done in shared.both(lambda guest: guest.must(*right)):
+        assert done.json()["memories"] == [SERIAL, OTHER]
+        assert done.json()["device"]["size_bytes"] == 510 << 20
+    a.call("write_device", path="/dev/dax0.0", seed="interleaved")
+    assert b.call("device_has", path="/dev/dax0.0", seed="interleaved")
+    assert "exists with another geometry" in refused(b.run(*ways, "--memory", OTHER, "--memory", SERIAL))
+    _forget_region(b)
+    for wrong in (["--memory", OTHER, "--memory", SERIAL], [*right[-4:], "--granularity", "512"]):
+        assert b.run(*ways, *wrong).code == 1
+    b.must(*right)
+    assert b.call("device_has", path="/dev/dax0.0", seed="interleaved")
+    shared.both(lambda guest: guest.must("kvpool", "cxl", "destroy", INTERLEAVED))
 
 
 def test_both_guests_compose_at_once_with_empty_labels(shared: Shared) -> None:
@@ -210,6 +228,19 @@ def test_doubled_namespace_is_refused_with_both_names(shared: Shared) -> None:
     # The second namespace's info block lies in the middle of the pool: at most the blocks there are lost.
     assert shared.load(b, "of a", BLOCKS)["hit"] >= BLOCKS - 2
     assert shared.load(shared.a, "more", BLOCKS)["hit"] >= BLOCKS - 2
+
+
+def test_bits_flipped_anywhere_are_never_served_and_can_be_repaired(shared: Shared) -> None:
+    seeds = ("of a", "of b", "cut", "more", "meanwhile", "new labels")
+    shared.flip_anywhere(FLIPS, 48 << 20, seed=7)
+    for guest in (shared.a, shared.b):
+        for seed in seeds:
+            shared.load(guest, seed, 64)  # none of them may be wrong
+    for guest in (shared.a, shared.b):
+        guest.run("kvpool", "fsck", POOL, "--repair")
+    assert shared.store(shared.a, "after the repair", 32).get("stored") == 32
+    assert shared.load(shared.b, "after the repair", 32)["hit"] == 32
+    shared.tell(bits_flipped_anywhere=FLIPS)
 
 
 def _boot(shared: Shared, guest: Guest) -> None:

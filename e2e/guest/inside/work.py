@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import threading
 from collections import Counter
@@ -102,6 +103,30 @@ def store_on_and_on(pool: str, seed: str) -> None:
 
 def stored_so_far() -> int:
     return _stored_count
+
+
+def write_device(path: str, seed: str) -> None:
+    """Fills the first MiB of a device."""
+    with _mapped(path) as device:
+        device[: len(_pattern(seed))] = _pattern(seed)
+
+
+def device_has(path: str, seed: str) -> bool:
+    """Whether the first MiB of a device is what `write_device` wrote."""
+    with _mapped(path) as device:
+        return device[: len(_pattern(seed))] == _pattern(seed)
+
+
+def _mapped(path: str) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(file, 2 << 20)
+    finally:
+        os.close(file)
+
+
+def _pattern(seed: str) -> bytes:
+    return hashlib.shake_128(seed.encode()).digest(1 << 20)
 
 
 def fail_at_each_step(uuid: str, memories: list[str], size_bytes: int) -> list[str]:
