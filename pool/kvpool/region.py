@@ -513,10 +513,10 @@ class Region:
         )
 
 
-def ensure_unused(path: str | Path) -> None:
+def ensure_unused(path: str | Path, *, lock_path: str | Path | None = None) -> None:
     """Raises: RegionBusyError while a process of this machine is attached; MediumUnavailable."""
     path = os.fspath(path)
-    _native.ensure_unused(path, default_lock_path(path))
+    _native.ensure_unused(path, default_lock_path(path) if lock_path is None else os.fspath(lock_path))
 
 
 def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from kvpool import cxl
 from kvpool.cxl import ComposeError, RegionInUse, Wanted
 from kvpool.cxl.file import FileBackend
+from kvpool.cxl.users import refuse_participants
 from kvpool.region import Geometry, Region
 
 UUID_A = UUID("11111111-2222-4333-8444-555555555555")
@@ -166,6 +167,22 @@ def test_destroy_refuses_what_a_participant_uses(backend: FileBackend) -> None:
     with Region.attach(path), pytest.raises(RegionInUse):
         backend.destroy(UUID_A, with_blocks=True)
     backend.destroy(UUID_A, with_blocks=True)
+
+
+def test_lock_of_a_pods_process_in_its_pools_folder_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path))
+    locks = [tmp_path / folder / "dev-dax0.0" for folder in ("locks", "pool-a/locks")]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    monkeypatch.setattr("kvpool.region.default_lock_path", lambda path: str(locks[0]))
+    region = str(tmp_path / "region")
+    Region.format(region, Geometry(capacity_bytes=16 * MIB))
+    refuse_participants(region)
+    with Region.attach(region, lock_path=locks[1]), pytest.raises(RegionInUse):
+        refuse_participants(region)
 
 
 def test_poison_of_interleaved_memories_is_seen_where_the_region_has_it(backend: FileBackend) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from kvpool.cxl.backend import ComposeError, RegionInUse
 from kvpool.errors import FormatVersionError, KvpoolError, MediumUnavailable, RegionBusyError, SuperblockError
+from kvpool.paths import runtime_dir
 from kvpool.quantity import format_quantity
 
 _ALL = 1 << 62  # more than any device has
@@ -44,15 +45,22 @@ def refuse_mapped(path: str) -> None:
             f"{path} is mapped by process {listed}. Nothing was changed. Stop what uses it first: "
             "'kvpool down NAME', and the engines of the pool."
         )
-    _refuse_participants(path)
+    refuse_participants(path)
 
 
-def _refuse_participants(path: str) -> None:
-    """The locks of a region's processes are seen from any container; their mappings are not."""
-    from kvpool.region import ensure_unused
+def refuse_participants(path: str) -> None:
+    """Raises: RegionInUse when a process of this machine is attached to the kvpool region in the device.
+
+    The locks of processes are seen from any container; their mappings are not.
+    """
+    from kvpool.region import default_lock_path, ensure_unused
 
     try:
-        ensure_unused(path)
+        lock = Path(default_lock_path(path))
+        # Processes in pods have the lock of a device in their pool's own folder.
+        of_pools = runtime_dir().glob(f"*/locks/{lock.name}") if lock.parent.name == "locks" else ()
+        for used in {lock, *of_pools}:
+            ensure_unused(path, lock_path=used)
     except RegionBusyError as error:
         raise RegionInUse(str(error)) from None
     except MediumUnavailable as error:
