@@ -80,13 +80,15 @@ class Decoders:
     def make(self, wanted: Wanted, memories: list[Memory], size_bytes: int) -> KernelRegion:
         """The region, new, in the first root decoder that takes it.
 
-        Raises:  ComposeError; what was begun was taken back.
+        Raises:  ComposeError, or PermissionError; what was begun was taken back.
         """
         roots = self._roots(len(memories))
         refused: list[str] = []
         for root in roots:
             try:
                 return self._make_in(root, wanted, memories, size_bytes)
+            except PermissionError:
+                raise
             except OSError as error:
                 refused.append(f"{root}: {error.strerror or error}")
         why = "; ".join(refused) or "no root decoder takes persistent memory ('cxl list -D' lists them)"
