@@ -30,8 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     try:
         yield made
     finally:
-        for guest in (made.a, made.b):
-            guest.kill()
+        made.end()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

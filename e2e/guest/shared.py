@@ -54,6 +54,15 @@ class Shared:
         self.counted: Counter[str] = Counter(stored=0, hits=0, misses=0, wrong=0, boots=0)
         self.told: dict[str, Any] = {}
 
+    def end(self) -> None:
+        """Switches off. What the guests said stays; their memories and archives do not."""
+        for guest in (self.a, self.b):
+            guest.kill()
+            (guest.folder / "initrd").unlink(missing_ok=True)
+        for path in self.memory.parent.iterdir():
+            if path.is_file():
+                path.unlink()
+
     def both(self, work: Callable[[Guest], T]) -> list[T]:
         """Does the same on both guests at the same time."""
         with ThreadPoolExecutor(2) as threads:
