@@ -66,8 +66,9 @@ def places(own: Cluster, target: Target) -> list[Node]:
 
 
 @pytest.fixture(autouse=True)
-def stored(engines: list[Client]) -> None:
-    engines[0].store(SERIES, BLOCKS)
+def stored(request: pytest.FixtureRequest) -> None:
+    if "engines" in request.fixturenames:
+        request.getfixturevalue("engines")[0].store(SERIES, BLOCKS)
 
 
 def must_be_well(pool: KVPool, engines: list[Client], seconds: float = SETTLE_S) -> None:
@@ -345,3 +346,16 @@ def test_deleted_pool_gives_its_memory_back(
         return True
 
     wait_for("nothing is left of the pool", 60, nothing)
+
+
+def test_driver_that_is_switched_off_leaves_nothing(driver: str, kube: Kube, target: Target) -> None:
+    install(target)
+
+    def nothing() -> bool:
+        left = [s["metadata"]["name"] for s in kube.all("resourceslices") if s["spec"]["driver"] == DRIVER]
+        assert not left, left
+        assert not driver_pods(kube)
+        assert not [c for c in kube.all("deviceclasses") if c["metadata"]["name"] in ("kvpool", "cxl-dax")]
+        return True
+
+    wait_for("no slice, class or pod is left", 60, nothing)

@@ -100,11 +100,11 @@ class OperatorProcess:
             self.process = None
 
 
-def release(api: ApiServer) -> None:
+def release(api: ApiServer, *more: str) -> None:
     """What the chart's job does before the operator is removed."""
     command = [sys.executable, "-m", "kvpool_operator", "--image", IMAGE, "--lease-namespace", SYSTEM]
     environment = {**os.environ, "KUBECONFIG": str(api.kubeconfig)}
-    subprocess.run([*command, "--release"], env=environment, check=True, timeout=60)
+    subprocess.run([*command, "--release", *more], env=environment, check=True, timeout=60)
 
 
 def waited(began: float) -> float:

@@ -25,6 +25,8 @@ from kube.apiserver import ApiServer, free_ports, missing_programs
 from kube.charts import Helm, running
 from kube.kubelets import Driver, make_claim
 from kube.nodes import until
+from kube.operators import SYSTEM as OPERATORS
+from kube.operators import release
 from kvpool_operator.dra.parameters import API_VERSION
 from kvpool_operator.names import region_uuid
 from strategies import region_folder
@@ -560,3 +562,21 @@ def test_operator_offers_pools_and_asks_for_memory_with_the_charts_rights(
     finally:
         merge = {"metadata": {"finalizers": None}}
         api.request("PATCH", f"{path}/p", merge, content_type="application/merge-patch+json")
+
+
+def test_uninstall_takes_pools_out_of_what_is_handed_out(helm: Helm) -> None:
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "of-a-pool", "labels": {"kvpool.dev/pool": "p"}},
+        "spec": {
+            "driver": "dra.kvpool.dev",
+            "pool": {"name": "pool/a/p/u", "generation": 1, "resourceSliceCount": 1},
+            "allNodes": True,
+            "devices": [{"name": "seat-000"}],
+        },
+    }
+    assert helm.api.create(SLICES, body).ok
+    helm.api.kubectl("create", "namespace", OPERATORS, check=False)
+    release(helm.api, "--dra")
+    assert helm.api.request("GET", f"{SLICES}/of-a-pool").code == 404
