@@ -21,7 +21,7 @@ POOL = "dra"
 SERIES, BLOCKS = "dra", 64
 CLAIM_S = 10.0  # from the claim to the running pod
 THIEF = "e2e-thief"
-STORM, KILLS = 20, 6
+STORM, KILLS = 16, 2  # after a kill the kubelet tries again only in 60 to 90 s
 SETTINGS = f"--set=dra.enabled=true,dra.backend=file:{CXL_FOLDER}?memories=4x192Mi"
 
 

@@ -19,7 +19,7 @@ from kube.nodes import until
 from kvpool_operator.dra.wire import DRA, HEALTH, REGISTRATION, call, message
 
 Object = dict[str, Any]
-CALL_S = 20
+CALL_S = 45  # as the kubelet
 
 
 @dataclass

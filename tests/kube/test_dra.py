@@ -266,6 +266,17 @@ def test_pool_that_is_being_deleted_or_was_made_anew_is_refused(
     driver.unprepare(before)
 
 
+def test_pod_that_comes_before_its_pool_is_served_here_waits_for_it(
+    helm: Helm, driver: Driver, pool: Object, namespace: str
+) -> None:
+    served = Path("/dev/shm/kvpool") / namespace / "prefix"
+    served.rmdir()
+    claim = make_claim(helm.api, namespace, "early", [seat(pool)])
+    threading.Timer(2, served.mkdir).start()
+    assert driver.prepare(claim)[claim["metadata"]["uid"]]["error"] == ""
+    driver.unprepare(claim)
+
+
 def test_claim_of_another_namespace_gets_no_memory_by_itself(
     helm: Helm, driver: Driver, namespace: str
 ) -> None:

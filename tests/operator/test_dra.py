@@ -18,6 +18,7 @@ from kvpool_operator.dra.allocation import ClaimRef, PoolRef, allocation_of
 from kvpool_operator.dra.checkpoint import Checkpoint, Record
 from kvpool_operator.dra.parameters import (
     API_VERSION,
+    NotYet,
     PoolParameters,
     Refused,
     RegionParameters,
@@ -180,7 +181,7 @@ def test_a_reader_can_write_nothing() -> None:
 def test_a_pool_whose_region_is_not_here_is_refused_for_now() -> None:
     wanted = pool(tiers=[DRAM, CLASSED], hosts=2)
     for there in ([], [composed("/dev/dax1.0", of="other")], [composed(None)]):
-        with pytest.raises(Refused, match="tried again"):
+        with pytest.raises(NotYet, match="tried again"):
             pools.given(REF, wanted, "engine", there, 64000)
 
 

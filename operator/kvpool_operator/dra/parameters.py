@@ -27,6 +27,10 @@ class Refused(Exception):
     """Why a claim is not prepared: one sentence for its user, said in the pod's events and on the claim."""
 
 
+class NotYet(Refused):
+    """What is missing comes by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierRef:
     """The tier of a KVPool that a region is for."""

@@ -9,7 +9,7 @@ from kvpool.cxl import Composed
 from kvpool.errors import ManifestError
 from kvpool_operator.dra.allocation import ClaimRef, PoolRef
 from kvpool_operator.dra.cdi import Given, Mount, Node
-from kvpool_operator.dra.parameters import Refused, Role
+from kvpool_operator.dra.parameters import NotYet, Refused, Role
 from kvpool_operator.dra.regions import is_dax, placed
 from kvpool_operator.inject import environment
 from kvpool_operator.manifest import HUGE_MOUNT, PoolObject, placed_path
@@ -57,7 +57,7 @@ def given(ref: ClaimRef, pool: PoolObject, role: Role, regions: Sequence[Compose
     for tier in pool.claimed:
         region = here.get(region_uuid(pool.namespace, pool.name, tier.name))
         if region is None:
-            raise Refused(
+            raise NotYet(
                 f"{ref.where}: the region of tier {tier.name} of KVPool {pool.name} is not on "
                 "this node yet. The pool's "
                 "daemon here has it made ('kubectl get kvpn'); the pod is tried again by itself."

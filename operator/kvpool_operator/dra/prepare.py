@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,16 @@ from kvpool_operator.dra import pools, regions
 from kvpool_operator.dra.allocation import Allocation, ClaimRef, Result, allocation_of
 from kvpool_operator.dra.cdi import Folder, Given, Mount
 from kvpool_operator.dra.checkpoint import Checkpoint, Record
-from kvpool_operator.dra.parameters import POLICIES, PoolParameters, Refused, RegionParameters
+from kvpool_operator.dra.parameters import POLICIES, NotYet, PoolParameters, Refused, RegionParameters
+from kvpool_operator.manifest import PoolObject
 from kvpool_operator.names import GROUP_ID, POLICY_ANNOTATION
 
 log = logging.getLogger("kvpool.dra")
 _T = TypeVar("_T")
+
+# A pod that comes before its pool's daemon has started on the node is worth waiting for: the kubelet gives a
+# call 45 s, and tries again only after another minute.
+WAIT_S, WAIT_POLL_S = 20.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class Preparer:
     checkpoint: Checkpoint
     cdi: Folder
     settings: Settings
+    wait_s: float = WAIT_S
     changed: Callable[[], None] = lambda: None  # told when a region came or a claim went
 
     async def prepare(self, ref: ClaimRef) -> Sequence[Result]:
@@ -112,10 +119,21 @@ class Preparer:
         if wanted.namespace == ref.namespace:  # another one's is not even looked at
             body = await self.cluster.get(kinds.POOL, wanted.namespace, wanted.name)
         pool = pools.usable_pool(ref, wanted, body)
+        until = time.monotonic() + self.wait_s
+        while True:
+            try:
+                return await self._served(ref, pool, parameters)
+            except NotYet:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(WAIT_POLL_S)
+
+    async def _served(self, ref: ClaimRef, pool: PoolObject, parameters: PoolParameters) -> Given:
+        """What this node has of the pool. Raises: NotYet before its daemon has started."""
         here = await self._composing(self.backend.regions) if pool.claimed else []
         found = pools.given(ref, pool, parameters.role, here, self.settings.group_id)
         if not Path(pool.node_folder).is_dir():
-            raise Refused(
+            raise NotYet(
                 f"{ref.where}: KVPool {pool.name} is not served on this node yet: "
                 f"{pool.node_folder} is missing. The "
                 "pool's daemon makes it; the pod is tried again by itself."

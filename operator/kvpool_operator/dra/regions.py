@@ -12,7 +12,7 @@ from kvpool.cxl import Composed, Memory, Wanted
 from kvpool.quantity import format_quantity
 from kvpool_operator.dra.allocation import Allocation, ClaimRef
 from kvpool_operator.dra.cdi import Mount, Node
-from kvpool_operator.dra.parameters import Refused, RegionParameters, TierRef
+from kvpool_operator.dra.parameters import NotYet, Refused, RegionParameters, TierRef
 from kvpool_operator.manifest import tier_device
 from kvpool_operator.names import DEVICE_DIR, region_uuid
 
@@ -82,7 +82,7 @@ def whole_bytes(least_bytes: int, ways: int, parameters: RegionParameters) -> in
 def placed(composed: Composed, at: str, *, read_only: bool = False) -> Mount | Node:
     """How a container gets a composed region. Raises: Refused when it is there in part only."""
     if composed.device is None:
-        raise Refused(
+        raise NotYet(
             f"region {composed.uuid} has no device here yet; it is tried again. 'kvpool cxl list' "
             "shows what is missing."
         )
