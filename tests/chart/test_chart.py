@@ -378,7 +378,7 @@ def test_driver_is_privileged_only_for_the_machines_own_memory(helm: Helm) -> No
     pod = driver_pod(helm, {"dra": {"enabled": True, "backend": "sysfs"}})
     assert pod["containers"][0]["securityContext"]["privileged"]
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-    assert {"/dev", "/sys"} <= paths
+    assert {"/dev", "/sys", "/run/kvpool"} <= paths
 
 
 def test_driver_rights_reach_claims_only_where_pools_are_served(helm: Helm) -> None:
