@@ -61,14 +61,14 @@ def pool(driver: str, target: Target) -> Iterator[KVPool]:
     made.apply()
     made.wait_settled(START_S, nodes=2)
     yield made
-    for pod in target.kube.all("pods", NAMESPACE, f"{LABEL}={POOL}"):
-        target.kube.delete("pod", pod["metadata"]["name"], NAMESPACE)
     made.delete()
     made.wait_gone()
 
 
 @pytest.fixture(scope="module")
-def engines(pool: KVPool, target: Target, own: Cluster, environment: tuple[str, str]) -> list[Engine]:
+def engines(
+    pool: KVPool, target: Target, own: Cluster, environment: tuple[str, str]
+) -> Iterator[list[Engine]]:
     packages, _ = environment
     model = own.places.cache / "demo" / "model-demo"
     python = next(own.places.cache.glob("vllm-*/bin/python"))
@@ -95,7 +95,9 @@ def engines(pool: KVPool, target: Target, own: Cluster, environment: tuple[str, 
             return ready(body) and "READY" in target.kube.logs(NAMESPACE, name)
 
         wait_for(f"engine {one.name} is ready", ENGINE_S, is_ready, every=2)
-    return made
+    yield made
+    for one in made:  # before the volume that they use goes
+        target.kube.delete("pod", one.name, NAMESPACE)
 
 
 def test_sharing_gap_of_two_nodes(engines: list[Engine], facts: Facts) -> None:
