@@ -27,6 +27,7 @@ from kube.kubelets import Driver, make_claim
 from kube.nodes import until
 from kube.operators import SYSTEM as OPERATORS
 from kube.operators import release
+from kvpool.region import Geometry, Region
 from kvpool_operator.dra.parameters import API_VERSION
 from kvpool_operator.names import region_uuid
 from strategies import region_folder
@@ -197,6 +198,20 @@ def test_retained_region_stays_and_is_found_again(helm: Helm, driver: Driver) ->
     assert told(helm.api, claim)["message"] == f"node {NODES[0]}: {error}"
     assert driver.unprepare(claim) == {uid: ""}
     delete_claim(helm.api, claim)
+
+
+def test_region_of_no_pool_goes_with_its_claim_but_for_a_pools_blocks(helm: Helm, driver: Driver) -> None:
+    for turn, formatted in (("plain", False), ("blocks", True)):
+        claim = make_claim(helm.api, SYSTEM, turn, [("memory/0x1", "memory")])
+        assert driver.prepare(claim)[claim["metadata"]["uid"]]["error"] == ""
+        (name, _) = driver.regions()
+        if formatted:
+            path = driver.memory_folder / "regions" / name
+            Region.format(path, Geometry(16 << 20), force=True)
+        driver.unprepare(claim)
+        delete_claim(helm.api, claim)
+        until(lambda: not driver.records(), what="no record is left")
+        assert bool(driver.regions()) == formatted
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
-from kvpool.cxl import ComposeError
+from kvpool.cxl import ComposeError, RegionInUse
 from kvpool_operator import kinds
 from kvpool_operator.client import UNREACHABLE, ApiError
 from kvpool_operator.dra.allocation import ClaimRef
@@ -93,17 +93,25 @@ class Leftovers:
     async def _end(self, record: Record) -> None:
         preparer, ref = self._preparer, record.ref
         preparer.cdi.remove(ref.uid)
-        if record.region and record.policy == "Delete" and not await self._is_wanted(record):
-            try:
-                await asyncio.to_thread(preparer.backend.destroy, UUID(record.region), with_blocks=True)
-                log.info("region_destroyed uuid=%s claim=%s/%s", record.region, ref.namespace, ref.name)
-            except ComposeError as error:
-                log.warning("region_kept uuid=%s error=%r; tried again", record.region, str(error))
-                return
-        elif record.region:
-            log.info("region_kept uuid=%s policy=%s", record.region, record.policy)
+        if record.region and not await self._destroyed(record):
+            return
         preparer.checkpoint.remove(ref.uid)
         preparer.changed()
+
+    async def _destroyed(self, record: Record) -> bool:
+        """Let a region go, or keep it as its policy says. False: it is in the way of something, try again."""
+        uuid, ref, with_blocks = UUID(record.region), record.ref, record.policy == "Delete"
+        # What belongs to no pool goes with its claim, unless somebody has put a pool's blocks into it.
+        if not (with_blocks or uuid == uuid_of(ref, None)) or await self._is_wanted(record):
+            log.info("region_kept uuid=%s policy=%s", uuid, record.policy)
+            return True
+        try:
+            await asyncio.to_thread(self._preparer.backend.destroy, uuid, with_blocks=with_blocks)
+        except ComposeError as error:
+            log.warning("region_kept uuid=%s error=%r", uuid, str(error))
+            return isinstance(error, RegionInUse) and not with_blocks
+        log.info("region_destroyed uuid=%s claim=%s/%s", uuid, ref.namespace, ref.name)
+        return True
 
     async def _is_wanted(self, record: Record) -> bool:
         """Whether another claim is for the same region: a pool that was deleted and made again at once."""
