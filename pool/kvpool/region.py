@@ -404,7 +404,7 @@ class Region:
         return PoisonReport(*self._native.give_up(ends))
 
     def told_bad(self) -> list[tuple[int, int]]:
-        """Pages of the region that the kernel has told this process are bad, each of them once."""
+        """Pages that the kernel has told this process are bad, and that cannot be read; each of them once."""
         return self._native.told_bad()
 
     def set_closed(self, closed: bool) -> None:

@@ -30,16 +30,19 @@ struct Range {
   std::atomic<uintptr_t> from{0}, to{0};   // empty: `to` is 0
 };
 Range g_ranges[kRanges];
-std::atomic<uintptr_t> g_notices[kNotices];
+std::atomic<uintptr_t> g_notices[kNotices];   // an address, and in its last bits the logarithm of how much is meant
+constexpr uintptr_t kPageLog2 = 12, kPageMask = (uintptr_t{1} << kPageLog2) - 1;
 
 // A notice that finds no room is lost; the page is found out when it is touched.
-bool note(const void* address) {
-  const auto at = reinterpret_cast<uintptr_t>(address);
+bool note(const siginfo_t* info) {
+  const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
+  const auto log2 = static_cast<uintptr_t>(info->si_addr_lsb);
+  const uintptr_t told = (at & ~kPageMask) | (log2 < kPageLog2 || log2 >= 48 ? kPageLog2 : log2);
   for (const Range& range : g_ranges) {
     if (at >= range.to.load(std::memory_order_acquire) || at < range.from.load(std::memory_order_relaxed)) continue;
     for (std::atomic<uintptr_t>& place : g_notices) {
       uintptr_t empty = 0;
-      if (place.load(std::memory_order_relaxed) == at || place.compare_exchange_strong(empty, at)) break;
+      if (place.load(std::memory_order_relaxed) == told || place.compare_exchange_strong(empty, told)) break;
     }
     return true;
   }
@@ -47,7 +50,7 @@ bool note(const void* address) {
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  if (info->si_code == BUS_MCEERR_AO && note(info->si_addr)) return;
+  if (info->si_code == BUS_MCEERR_AO && note(info)) return;
   if (t_fault_guard != nullptr) {
     sigjmp_buf* guard = t_fault_guard;
     t_fault_guard = nullptr;
@@ -95,13 +98,17 @@ void unwatch_range(const void* from) {
       return;
     }
 }
-const void* take_notice(const void* from, uint64_t bytes) {
+bool take_notice(const void* from, uint64_t bytes, Notice& notice) {
   const auto begin = reinterpret_cast<uintptr_t>(from);
   for (std::atomic<uintptr_t>& place : g_notices) {
-    uintptr_t at = place.load();
-    if (at >= begin && at - begin < bytes && place.compare_exchange_strong(at, 0)) return reinterpret_cast<const void*>(at);
+    uintptr_t told = place.load();
+    const uintptr_t at = told & ~kPageMask;
+    if (at < begin || at - begin >= bytes || !place.compare_exchange_strong(told, 0)) continue;
+    notice.bytes = uint64_t{1} << (told & kPageMask);
+    notice.from = reinterpret_cast<const uint8_t*>(at & ~(notice.bytes - 1));
+    return true;
   }
-  return nullptr;
+  return false;
 }
 
 void ensure_fault_handler() {

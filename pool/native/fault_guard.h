@@ -17,8 +17,12 @@ extern thread_local Fault t_last_fault;
 // always does): of a range that is listed here this is only noted, for nothing is lost before somebody reads it. False: there is no room in the list.
 bool watch_range(const void* from, uint64_t bytes);
 void unwatch_range(const void* from);
-// Takes the next noted address out that lies in the range; null: there is none.
-const void* take_notice(const void* from, uint64_t bytes);
+// Takes the next notice out that is about the range. The kernel names as much as one of its pages maps, a huge one as well. False: there is none.
+struct Notice {
+  const uint8_t* from = nullptr;
+  uint64_t bytes = 0;
+};
+bool take_notice(const void* from, uint64_t bytes, Notice& notice);
 
 extern thread_local sigjmp_buf* t_fault_guard;
 extern thread_local bool t_fault_handler_checked;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -74,6 +75,8 @@ Region::Region(const std::string& path, uint32_t host, Role role, bool read_only
     if (read_only) {
       attached_->set_owned(HostIndex{host}, false);
     } else {
+      // The daemon is told of bad memory before anybody touches it. Engines are not, unless they ask for it: of their own memory it would end them early.
+      if (role == Role::Daemon && medium_.kind != MediumKind::File) ::prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0);
       protect(HostIndex{host}, true);
       const HostView last = host_view(host);
       if (!fault_guarded([&] { attach(role, take_over, node_name, boot_id, last); })) medium_failed();

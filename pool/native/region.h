@@ -138,7 +138,7 @@ class Region {
   void set_closed(bool closed);
   // Memory of these bytes of the region is known to be bad: in the shards that this host owns, nobody stores there any more, and what lies there is gone.
   GivenUp give_up(const std::vector<ByteRange>& ranges);
-  // Pages of it that the kernel has told this process are bad, each once.
+  // Pages that the kernel has told this process are bad, and that cannot be read; each once.
   std::vector<ByteRange> told_bad();
   uint64_t capacity_bytes();                     // what the host's daemon allows
   uint64_t acknowledged_epoch(uint32_t shard);   // up to which claims this host has said that it stopped

@@ -142,12 +142,22 @@ void Region::give_up_payload(const ShardMap& s, uint32_t extent, uint64_t from, 
     }
 }
 
+// A notice may be about a huge page of which one line is bad: each page of it is read, from the medium and not from a cache.
 std::vector<ByteRange> Region::told_bad() {
   const Use use = ensure_open();
-  std::vector<ByteRange> told;
-  while (const void* at = take_notice(base_, mapped_bytes_))
-    told.push_back({page_of(static_cast<Offset>(static_cast<const uint8_t*>(at) - base_)) * kPage, kPage});
-  return told;
+  const FaultHandlerChecked handler;
+  std::vector<ByteRange> bad;
+  for (Notice notice; take_notice(base_, mapped_bytes_, notice);)
+    for (const uint8_t* page = std::max<const uint8_t*>(notice.from, base_); page < notice.from + notice.bytes && page < base_ + mapped_bytes_;
+         page += kPage) {
+      const bool readable = fault_guarded([&] {
+        cache_ops().invalidate(page, kPage);
+        attached_->mem.full_fence();
+        attached_->mem.checksum(static_cast<Offset>(page - base_), kPage);
+      });
+      if (!readable) bad.push_back({static_cast<Offset>(page - base_), kPage});
+    }
+  return bad;
 }
 
 GivenUp Region::give_up(const std::vector<ByteRange>& ranges) {

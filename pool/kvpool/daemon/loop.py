@@ -27,6 +27,7 @@ from kvpool.daemon.poison import PoisonWatch
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
 from kvpool.litmus import Litmus
+from kvpool.medium import numa_node
 from kvpool.paths import daemon_lock_path, ensure_pool_dir, region_path, report_path
 from kvpool.provision.observe import free_bytes
 from kvpool.regions_here import hosts_here
@@ -287,6 +288,7 @@ class Daemon:
             "events": self.events.to_object(),
             "engines": asdict(engines.look(self.spec.name, self.host).grouped()),
             "skipped_tiers": self.skipped,
+            "numa_nodes": {opened.tier.name: numa_node(str(opened.path)) for opened in self.tiers},
             "scrub": {
                 opened.tier.name: {
                     "checked": opened.scrub.checked,
