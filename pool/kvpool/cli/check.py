@@ -92,12 +92,21 @@ def fsck(
                 out.say(f"{result['path']}: repaired: {done}")
             verdict = "clean" if result["ok"] else "NOT CLEAN"
             out.say(f"{result['path']}: {verdict}" + (f" ({totals})" if totals else ""))
+            if result.get("medium", {}).get("kind", "file") != "file":
+                out.say(f"  {_medium(result['medium'])}")
             for problem in result["problems"]:
                 out.say(f"  {problem}")
     if not clean:
         if not repair:
             out.note("'kvpool fsck --repair' puts in order what belongs to this machine's hosts.")
         raise typer.Exit(out.EXIT_FAILED)
+
+
+def _medium(medium: dict[str, Any]) -> str:
+    what = {"device": "a DAX device", "dax-file": "a file that is mapped directly (fsdax)"}[medium["kind"]]
+    node = "" if medium["numa_node"] is None else f", near NUMA node {medium['numa_node']}"
+    synchronous = ", with MAP_SYNC" if medium["synchronous"] else ""
+    return f"on {what}, mapped in multiples of {human_bytes(medium['align_bytes'])}{synchronous}{node}"
 
 
 def _fsck(region: RegionTarget, host: int | None, *, repair: bool) -> dict[str, Any]:
@@ -111,6 +120,7 @@ def _fsck(region: RegionTarget, host: int | None, *, repair: bool) -> dict[str, 
         shards = region.shards if host is None else (host,)
         left = _repair(region.path, shards, done) if repair else []
         found = Region.fsck(region.path)
+        result["medium"] = asdict(Region.inspect(region.path).medium)
         if repair and found.problems:
             # A damaged word may have named the repairing process itself as the one that is at it.
             left = _repair(region.path, shards, done)
