@@ -46,7 +46,7 @@ std::vector<std::vector<bool>> places_of_scenarios() {
   Totals totals;
   for (const Scenario& s : scenarios()) {
     Places::all().start_noting();
-    run_random(s, 1, 60, {}, false, false, totals);
+    run_random(s, 1, 150, {}, false, false, totals);
     passed.push_back(Places::all().noted());
   }
   return passed;
