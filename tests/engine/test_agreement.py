@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 BLOCK_TOKENS = 32
 PROMPTS = [{"seed": f"agreement {i}", "tokens": 150 + 64 * i} for i in range(3)]
-# The second engine computes these itself, and so learns how long prompts take; then one that it need not.
-LENGTHS = 3 * (100, 2400, 700, 1500, 300, 2000, 1000, 500, 1200, 200, 1800, 400)
-LONG_TOKENS = 3000
-ALONE = [{"prompts": [{"seed": f"alone {i}", "tokens": n}], "new_tokens": 1} for i, n in enumerate(LENGTHS)]
-COLD = [{"prompts": [{"seed": f"cold {i}", "tokens": LONG_TOKENS}], "new_tokens": 1} for i in range(3)]
+# What an engine computes itself, and so learns how long prompts take; then one that it need not compute.
+SHORT_TOKENS, LONG_TOKENS = 100, 3000
+LENGTHS = 4 * (SHORT_TOKENS, 2400, 700, LONG_TOKENS, 1500, 300)
 LONG = {"prompts": [{"seed": "long", "tokens": LONG_TOKENS}], "new_tokens": 1}
+TRIES = 3
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
@@ -42,8 +42,9 @@ def test_api_status_metrics_connector_and_engine_agree(
     monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path))
     (tmp_path / name).mkdir()
     (tmp_path / name / "pool.yaml").write_text(manifest.read_text())
-    steps = [{"prompts": [prompt]} for prompt in PROMPTS]
-    for host in (0, 1):  # the first one stores, the second one finds it
+    steps = [*({"prompts": [prompt]} for prompt in PROMPTS), LONG]
+
+    def run(host: int, steps: list[Any]) -> list[dict[str, Any]]:
         job = {
             "env": {**ONE_PROCESS, "KVPOOL_RUNTIME_DIR": str(tmp_path)},
             "options": {
@@ -53,11 +54,15 @@ def test_api_status_metrics_connector_and_engine_agree(
                 "max_model_len": 4096,
             },
             "connector": {"pool": str(manifest), "host": host},
-            "steps": [*steps, LONG] if host == 0 else [*steps, *ALONE, *COLD, LONG],
+            "steps": steps,
         }
         result = driver.run(job)
         assert "error" not in result, result["error"]
-        for step in result["steps"]:
+        done: list[dict[str, Any]] = result["steps"]
+        return done
+
+    for host in (0, 1):  # the first one stores, the second one finds it
+        for step in run(host, steps):
             for what, amount in step["counts"].items():
                 counts[what] = counts.get(what, 0) + amount
     told = json.loads(CliRunner().invoke(app, ["status", name, "-o", "json"]).stdout)["pools"][0]
@@ -92,10 +97,35 @@ def test_api_status_metrics_connector_and_engine_agree(
     assert space["hits"] == expected
     assert space["savedTokens"] == expected * BLOCK_TOKENS
     assert seen["saved"]["exact"]
-    assert seen["saved"]["prefillCoverage"] == 100.0, [engine["curve"] for engine in told["engines"]]
+    assert seen["saved"]["prefillSeconds"] is None
+    assert "different lengths" in seen["saved"]["prefillNote"]
 
-    # The second engine: what it says that hits have saved, against what computing as much has taken it.
-    *_, cold_1, cold_2, cold_3, hit = (step["seconds"] for step in result["steps"])
-    measured = sorted((cold_1, cold_2, cold_3))[1] - hit
-    saved_s = seen["saved"]["prefillSeconds"]
-    assert measured / 2 < saved_s < measured * 2, f"saved {saved_s} s; measured {measured} s"
+    # What a hit has saved in seconds, against what computing as much took the same engine: both on a machine
+    # that may do other things, so once of three times they have to agree.
+    said = []
+    for attempt in range(TRIES):
+        before = _counted(name)
+        alone = [
+            {"prompts": [{"seed": f"alone {attempt} {i}", "tokens": n}], "new_tokens": 1}
+            for i, n in enumerate(LENGTHS)
+        ]
+        *learned, _ = run(1, [*alone, LONG])
+        after = _counted(name)
+        assert after["hits"] - before["hits"] == (LONG_TOKENS - 1) // BLOCK_TOKENS
+        took = {
+            n: [step["seconds"] for step, of in zip(learned, LENGTHS, strict=True) if of == n]
+            for n in LENGTHS
+        }
+        measured = statistics.median(took[LONG_TOKENS]) - statistics.median(took[SHORT_TOKENS])
+        saved = (after["saved_us"] - before["saved_us"]) / 1e6
+        said.append(f"saved {saved:.3f} s, computing took {measured:.3f} s")
+        if after["timed_hits"] > before["timed_hits"] and measured / 2 < saved < measured * 2:
+            return
+    raise AssertionError(said)
+
+
+def _counted(name: str) -> dict[str, int]:
+    """What all engines together have counted."""
+    told = json.loads(CliRunner().invoke(app, ["status", name, "-o", "json"]).stdout)["pools"][0]
+    counts: dict[str, int] = told["namespaces"][0]["counts"]
+    return counts
