@@ -139,6 +139,7 @@ def test_misses_by_reason_and_engine(serve: Ask) -> None:
     answer = serve(StillSource(pool())).get("/v1/pools/team/p/misses").json()
     assert [(m["reason"], m["count"]) for m in answer["misses"]] == [("evicted", 20)]
     (engine,) = answer["engines"]
+    assert answer["enginesTotal"] == 1
     assert (engine["engine"], engine["node"], engine["tiers"]) == ("h0/4711", "worker-0", ["dram"])
     assert (engine["misses"], engine["lookups"], engine["hitRate"]) == (None, None, None)
 

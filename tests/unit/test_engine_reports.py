@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import stat
 import struct
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from kvpool.provision import provision
 from kvpool.report import NamespaceCounts, PrefillCurve
 from kvpool.spec import PoolSpec
 from kvpool.view import look
-from strategies import buffers, contents, keys_of, namespace
+from strategies import buffers, contents, keys_of, namespace, seed
 
 UNIT = 4096
 NAME = "counted"
@@ -292,3 +294,27 @@ def test_layout_is_what_the_docstring_says() -> None:
     assert (struct.calcsize("<8sIIII"), struct.calcsize("<II32s")) == (24, 40)
     assert (engine_file.MISSES, engine_file.DECLINED, engine_file.CODES_MAX) == (16, 40, 24)
     assert engine_file.TIMED_HITS == 6
+
+
+def test_whatever_the_bytes_are_reading_is_no_error(spec: PoolSpec) -> None:
+    """Each time one engine is left out at most, and the one beside it is read."""
+    use(spec, OTHER, 10)
+    (right,) = paths.engines_path(NAME).glob(f"*{SUFFIX}")
+    engine = right.name
+    use(spec, NS, 0)
+    (file,) = (f for f in paths.engines_path(NAME).glob(f"*{SUFFIX}") if f.name != engine)
+    content = file.read_bytes()[: 3 * PAGE]
+    number = seed("whatever_the_bytes_are")
+    chance = random.Random(number)
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(chance.randrange(1, 4)):
+            places = chance.randrange(200), PAGE + chance.randrange(700), chance.randrange(3 * PAGE)
+            damaged[chance.choice(places)] = chance.randrange(256)
+        with open(file, "r+b") as out:
+            out.write(damaged)
+            out.truncate(chance.randrange(FILE_BYTES) if chance.random() < 0.1 else FILE_BYTES)
+        reports = engines.look(NAME).grouped()
+        assert sums()[OTHER.digest.hex()] == FOUR, number
+        assert len(reports.engines) + len(reports.skipped) == 2, number
+        assert engines.reports_from(json.loads(json.dumps(asdict(reports)))) == reports, number

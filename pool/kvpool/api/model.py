@@ -299,7 +299,8 @@ class Misses(OfPool):
     hit_rate: Percent | None = Field(None, description=HIT_RATE)
     misses: list[MissReason] = Field(description="the weightiest first")
     declined: list[MissReason] = Field(description="stores that were declined, the weightiest first")
-    engines: list[EngineMisses]
+    engines: list[EngineMisses] = Field(description="those that live first; at most 500")
+    engines_total: Count = Field(description="engines that are known")
 
 
 class Explanation(OfPool):

@@ -20,6 +20,7 @@ NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = r"^[1-9][0-9]{0,5}[smhd]$"
 ENGINE = r"^[A-Za-z0-9]([-A-Za-z0-9./]*[A-Za-z0-9])?$"
+ENGINES_SHOWN = 500
 WINDOW_S_MAX = past.COARSE.keep_s
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
@@ -205,7 +206,8 @@ async def get_misses(
         hit_rate=status.pool.hit_rate,
         misses=_reasons(explained.misses),
         declined=_reasons(explained.declined),
-        engines=list(status.engines),
+        engines=list(status.engines[:ENGINES_SHOWN]),
+        engines_total=len(status.engines),
     )
     return _answer(request, service, status, now, "misses", body)
 

@@ -135,8 +135,8 @@ function drawEngines(answer) {
       make("td", e.lookups === null ? "reports nothing: it cannot write to the pool's folder" : worst ? `${worst[0]} ${number(worst[1])}` : DASH, { class: "text" }),
       make("td", e.namespaces.join(" ") || DASH, { class: "text" }));
   }));
-  $("engines-more").hidden = all.length <= shown.length;
-  $("engines-more").textContent = `${shown.length} of ${all.length} engines are shown; the API has all.`;
+  $("engines-more").hidden = answer.enginesTotal <= shown.length;
+  $("engines-more").textContent = `${shown.length} of ${answer.enginesTotal} engines are shown; the API has all.`;
 }
 
 function addEvent(event) {
