@@ -101,7 +101,7 @@ def test_api_status_metrics_connector_and_engine_agree(
     assert "different lengths" in seen["saved"]["prefillNote"]
 
     # What a hit has saved in seconds, against what computing as much took the same engine: both on a machine
-    # that may do other things, so once of three times they have to agree.
+    # that may do other things, so once of three times they have to be of one size. A wrong unit is not.
     said = []
     for attempt in range(TRIES):
         before = _counted(name)
@@ -119,7 +119,7 @@ def test_api_status_metrics_connector_and_engine_agree(
         measured = statistics.median(took[LONG_TOKENS]) - statistics.median(took[SHORT_TOKENS])
         saved = (after["saved_us"] - before["saved_us"]) / 1e6
         said.append(f"saved {saved:.3f} s, computing took {measured:.3f} s")
-        if after["timed_hits"] > before["timed_hits"] and measured / 2 < saved < measured * 2:
+        if after["timed_hits"] > before["timed_hits"] and measured / 4 < saved < measured * 4:
             return
     raise AssertionError(said)
 
