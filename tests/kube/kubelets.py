@@ -8,17 +8,23 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
-from kube.apiserver import ApiServer, free_ports
+from kube.apiserver import ApiServer, free_ports, missing_programs
+from kube.charts import Helm
 from kube.nodes import until
+from kvpool_operator.dra.parameters import API_VERSION
 from kvpool_operator.dra.wire import DRA, HEALTH, REGISTRATION, call, message
 
 Object = dict[str, Any]
+NODES = ("dra-a", "dra-b")
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CALL_S = 45  # as the kubelet
 
 
@@ -195,3 +201,26 @@ def make_claim(
     answer = api.request("PATCH", f"{path}/{name}/status", status, content_type=merge)
     assert answer.ok, answer.message
     return answer.body
+
+
+def of_tier(namespace: str = "team", pool: str = "prefix", **more: Any) -> Object:
+    tier = {"namespace": namespace, "name": pool, "tier": "cxl"}
+    return {"apiVersion": API_VERSION, "kind": "RegionParameters", "pool": tier, **more}
+
+
+@contextlib.contextmanager
+def driver_release(api: ApiServer, namespace: str) -> Iterator[Helm]:
+    """The chart with the driver, in a namespace of its own, and two nodes."""
+    missing = missing_programs(["helm"])
+    if missing:
+        pytest.skip(missing)
+    for name in NODES:
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "member": "dra"}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        assert api.create("/api/v1/nodes", body).code in (201, 409)
+    api.kubectl("create", "namespace", namespace)
+    made = Helm(api, namespace)
+    made.install("--set=dra.enabled=true,dra.backend=file:/mnt/cxl")
+    api.kubectl("wait", "--for=condition=Established", "crd/kvpools.kvpool.dev", "--timeout=30s")
+    yield made
+    made.uninstall()
