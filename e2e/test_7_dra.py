@@ -304,8 +304,7 @@ def test_pods_come_and_go_with_random_kills_of_the_driver_and_leave_nothing(
         client = engines[turn % 2]
         client.stop()
         seconds = wait_running(client, 120)
-        if turn not in kills:
-            slowest = max(slowest, seconds)
+        slowest = max(slowest, seconds)
     wait_driver(kube)
     for client in engines:
         client.wait_ready()
@@ -322,7 +321,7 @@ def test_pods_come_and_go_with_random_kills_of_the_driver_and_leave_nothing(
 
     wait_for("nothing is left of the pods that went", 60, same)
     must_be_well(pool, engines)
-    facts.tell(dra_storm={"pods": STORM, "kills": KILLS, "slowest_without_kill_s": round(slowest, 2)})
+    facts.tell(dra_storm={"pods": STORM, "kills": KILLS, "slowest_s": round(slowest, 2)})
 
 
 def test_deleted_pool_gives_its_memory_back(
