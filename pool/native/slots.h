@@ -176,14 +176,14 @@ class Slots {
       keeps = keeps || is;
       return is;
     };
-    while (settled < slots && (retired(settled) || wait_for_writer(SlotId::make(e, settled)))) ++settled;
+    while (settled < slots && (wait_for_writer(SlotId::make(e, settled)) || retired(settled))) ++settled;
     // Each of them fences: its mark is in the medium.
-    while (settled == slots && taken < slots && (retired(taken) || take_for_recut(SlotId::make(e, taken)))) ++taken;
+    while (settled == slots && taken < slots && (take_for_recut(SlotId::make(e, taken)) || retired(taken))) ++taken;
     const bool done = taken == slots;
     if (done) empty();
     for (uint32_t i = 0; i < taken; ++i) {
       const SlotId slot = SlotId::make(e, i);
-      if (!retired(i)) release(a_, s_, {slot, a_.word_of(s_, slot)});
+      if (const SlotWord word = a_.word_of(s_, slot); !word.retired()) release(a_, s_, {slot, word});
     }
     m_.store_fence();
     if (done && !keeps) store_cut(a_, s_, e, 0);
@@ -441,6 +441,7 @@ class Slots {
       Claim claim;
       if (word.state() == SlotState::Stable && take_victim(a_, s_, slot, word, claim)) return true;
       if (word.state() == SlotState::Free && m_.cas_word(s_.slot_header(slot), word.raw, a_.writing(word).raw)) return true;
+      if (word.retired()) return false;   // for ever
       if (i % kLooksInARow == kLooksInARow - 1) m_.yield();
     }
     return false;

@@ -35,7 +35,7 @@ inline void start_reader(World& w, Actor& actor, std::vector<uint32_t> small, ui
         for (uint32_t i = 0; i < (w.small ? small.size() : loads); ++i)
           if (w.small)
             w.load(actor, small[i]);
-          else if (w.below(3) == 0)
+          else if (w.batches && w.below(3) == 0)
             w.load_batch(actor, {key(), key(), key()});
           else
             w.load(actor, key());

@@ -6,6 +6,7 @@ namespace kvp::sim {
 namespace {
 
 void evict(World& w) {
+  w.batches = true;
   Actor &first = w.join(0, 0), &second = w.join(0, 1), &far = w.join(1, 0);
   fill(w, first, w.options.slots, {&second, &far});
   if (!w.small) {
@@ -22,6 +23,7 @@ void evict(World& w) {
 }
 
 void probe(World& w) {   // as `evict`, for a reader without a replica
+  w.batches = true;
   Actor &first = w.join(0, 0), &far = w.join(1, 0, kProbes);
   fill(w, first, w.options.slots, {&far});
   start_writer(w, first, {2}, 8);
@@ -70,6 +72,7 @@ void namespaces(World& w) {   // two processes add the same row at once
 }
 
 void keeper(World& w) {   // somebody frees slots while others take them
+  w.batches = true;
   Actor &writer = w.join(0, 0), &daemon = w.join(0, 1), &far = w.join(1, 0, w.small || w.below(2) == 0 ? ReplicaPace{} : kProbes);
   fill(w, writer, w.options.slots, {&daemon, &far});
   w.start(daemon, [&] {

@@ -309,6 +309,7 @@ class World {
   bool damaged = false;                // the scenario itself has flipped a bit: a header that fails its checksum may be that
   std::vector<SlotWord> first_words;   // of the slots, after the scenario's set-up
   bool exclusive = true;               // one writer a slot
+  bool batches = false;                // readers load several blocks at once, too
   bool small = false;                  // a configuration for the explorer
 
  private:
