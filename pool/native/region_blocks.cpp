@@ -82,7 +82,8 @@ uint64_t Region::load(const Key* keys, uint64_t n, const Buffers& to, uint64_t b
     bool was_found[kGroup];
     lookup_group(keys + i, group, outcomes, found.data());
     for (uint32_t k = 0; k < group; ++k) was_found[k] = outcomes[k] == Outcome::Ok;
-    transfer_->load_group(found.data(), group, to, i, block_bytes, pieces.data(), outcomes);
+    transfer_->load_group(found.data(), group, to, i, block_bytes, pieces.data(), outcomes,
+                          [&](HostIndex shard) { return transfer_->tick_of(shard); });
     for (uint32_t k = 0; k < group; ++k) {
       if (outcomes[k] == Outcome::Ok) bytes += block_bytes;
       if (was_found[k] && (outcomes[k] == Outcome::FailedChecksum || outcomes[k] == Outcome::WrongNamespace || outcomes[k] == Outcome::TierError))

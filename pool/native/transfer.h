@@ -201,7 +201,9 @@ class Transfer {
   // Blocks that lookup_group has found (codes[i] is Ok) are copied out and verified; codes[i] says what became of each. Block i goes to block first + i
   // of `to`; `pieces` is room for those of one block. While a block is copied, the next one's payload leaves the cache: when its turn comes there is
   // nothing to wait for. A medium that fails below a block makes that block a miss, and no other.
-  void load_group(const Found* found, uint32_t n, const Buffers& to, uint64_t first, uint64_t block_bytes, Piece* pieces, Outcome* codes) {
+  template <class TickOf>
+  void load_group(const Found* found, uint32_t n, const Buffers& to, uint64_t first, uint64_t block_bytes, Piece* pieces, Outcome* codes,
+                  TickOf ticks) {
     HostIndex ticking{kMaxHosts};
     uint16_t tick = 0;
     bool dropped = false;   // is the next payload out of the cache already?
@@ -213,7 +215,7 @@ class Transfer {
       to.block(first + i, pieces);
       const auto load = [&](bool ahead) {
         return m_.guarded([&] {
-          if (f.shard != ticking) tick = tick_of(f.shard), ticking = f.shard;
+          if (f.shard != ticking) tick = ticks(f.shard), ticking = f.shard;
           codes[i] = load_block(f, pieces, to.pieces, block_bytes, tick, dropped, ahead ? payload_of(found[next], block_bytes) : 0);
         });
       };

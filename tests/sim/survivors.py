@@ -37,13 +37,13 @@ NEEDLESS = {
     "transfer.h probe_shard load.count": "the key and the payload's checksum decide",
     "transfer.h probe_shard load.header_checksum": VERIFIED,
     "transfer.h probe_shard load.state": VERIFIED,
-    "transfer.h tick_of invalidate": "ages only make a worse choice (PROTOCOL 9.17)",
 }
 
 # Lines of the protocol's source with an access that no scenario comes to, by what stands there.
 UNVISITED = {
     "scan.h: a.mem.invalidate(s.slot_header(SlotId::make(e, i)), (n - i < kRound ? n - i : kRound) * kLineBytes);": "reports on the shards of other hosts",
     "scan.h: a.mem.full_fence();": "as the one before",
+    "transfer.h: if (a_.fresh(shard)) m_.invalidate(a_.shard(shard).log_tail(), 8);": "the age that a load writes down",
 }
 
 # Two places that stand in for each other: either may go, not both. With the arguments under which it is noticed.

@@ -156,7 +156,8 @@ class World {
       std::vector<uint64_t> base, bytes;
       for (uint32_t k = i; k < end; ++k) base.push_back(reinterpret_cast<uint64_t>(got[k].data())), bytes.push_back(got[k].size());
       Piece piece;
-      t.load_group(f.data() + i, end - i, {base.data(), nullptr, bytes.data(), nullptr, 1}, 0, bytes[0], &piece, codes.data() + i);
+      t.load_group(f.data() + i, end - i, {base.data(), nullptr, bytes.data(), nullptr, 1}, 0, bytes[0], &piece, codes.data() + i,
+                   [](HostIndex) { return uint16_t{1}; });
     }
     ended("load", actor, before, options.load_accesses_max * n, totals.longest_load);
     for (uint32_t i = 0; i < n; ++i) judge_load(actor, keys[i], f[i], found[i], codes[i], got[i], known[i]);
