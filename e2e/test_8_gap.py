@@ -29,6 +29,12 @@ from test_7_dra import driver as driver
 POOL = "gap"
 LENGTHS = (513, 1025, 2049)  # one token more than whole blocks: all but that one can be had from the pool
 REPEATS = 16
+# What this is measured against: two nodes over CXL memory composed by a DRA driver, as their authors report.
+REFERENCE = {
+    "times_faster_than_cold": "5.5 to 36.6",
+    "external_hit_rate": "95.4 to 99.5",
+    "gap_of_medians": "1.01 to 1.04",
+}
 ENGINE_S = 240
 JOB_S = 120
 
@@ -139,6 +145,6 @@ def test_sharing_gap_of_two_nodes(engines: list[Engine], facts: Facts) -> None:
         }
         print(row)
         rows.append(row)
-        facts.tell(dra_sharing_gap=rows)
+        facts.tell(dra_sharing_gap=rows, dra_sharing_gap_reference=REFERENCE)
         assert hits / queries >= 0.995, row
         assert middle(other) < middle(cold), row
