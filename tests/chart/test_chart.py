@@ -118,6 +118,9 @@ def test_render_monitoring_is_off_by_default(helm: Helm) -> None:
     assert not kinds(helm.objects()) & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     found = kinds(helm.objects(CASES["monitoring"]))
     assert found >= {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    both = helm.objects({"monitoring": {"podMonitor": {"enabled": True}}, **CASES["dra"]})
+    watched = [body["spec"]["selector"]["matchLabels"] for body in both if body["kind"] == "PodMonitor"]
+    assert [labels["app.kubernetes.io/component"] for labels in watched] == ["daemon", "dra"]
 
 
 def test_render_two_releases_of_one_name_share_no_cluster_object(helm: Helm) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +42,16 @@ class Driver:
     uid: str = "pod-1"
     arguments: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
+    metrics_port: int = 0
     _channels: list[Any] = field(default_factory=list)
 
     def start(self) -> Driver:
         self.memory_folder.mkdir(parents=True, exist_ok=True)
-        health, metrics = free_ports(2)
+        health, self.metrics_port = free_ports(2)
         command = [sys.executable, "-m", "kvpool_operator.dra"]
         command += [f"--backend=file:{self.memory_folder}?memories={self.memories}"]
         command += [f"--kubelet={self.folder / 'kubelet'}", f"--cdi={self.folder / 'cdi'}"]
-        command += [f"--health-port={health}", f"--metrics-port={metrics}", *self.arguments]
+        command += [f"--health-port={health}", f"--metrics-port={self.metrics_port}", *self.arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -101,6 +103,12 @@ class Driver:
     def unprepare(self, *claims: Object) -> Object:
         answer = self._claims("NodeUnprepareResources", "NodeUnprepareResourcesRequest", claims)
         return {uid: said.error for uid, said in answer.claims.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Its own numbers, by name and labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^(kvpool_dra_\S+) (\S+)$", text, re.M)}
 
     def health(self) -> list[tuple[str, int]]:
         """The first answer of the stream."""

@@ -238,8 +238,14 @@ def test_pool_claim_gives_the_pool_to_its_own_namespace_only(
     assert edits["mounts"][0]["options"][0] == "ro"
     assert edits["additionalGids"] == [64000]
     assert "KVPOOL_POOL=prefix" in edits["env"]
+    counted = driver.metrics()
+    assert counted['kvpool_dra_prepares_total{result="done"}'] == 1
+    assert counted['kvpool_dra_prepares_total{result="refused"}'] == 1
+    assert counted["kvpool_dra_prepared_claims"] == 1
+    assert counted["kvpool_dra_prepare_duration_seconds_count"] == 2
     for claim in (mine, theirs):
         driver.unprepare(claim)
+    assert driver.metrics()['kvpool_dra_unprepares_total{result="done"}'] == 2
     assert driver.cdi_files() == driver.records() == []
 
 

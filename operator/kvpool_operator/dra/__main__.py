@@ -14,13 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from kvpool.cxl import ComposeError, open_backend
 from kvpool_operator.client import Cluster
 from kvpool_operator.dra.cdi import Folder
 from kvpool_operator.dra.checkpoint import Checkpoint
 from kvpool_operator.dra.leftovers import Leftovers
+from kvpool_operator.dra.metrics import Metrics
 from kvpool_operator.dra.plugin import Plugin
 from kvpool_operator.dra.prepare import Preparer, Settings
 from kvpool_operator.dra.slices import Publisher
@@ -84,13 +83,14 @@ async def _run(given: argparse.Namespace) -> int:
         leftovers.wake()
 
     preparer.changed = changed
-    plugin = Plugin(preparer, cluster, given.kubelet, os.environ["POD_UID"])
+    metrics = Metrics(lambda: len(checkpoint.uids()))
+    plugin = Plugin(preparer, cluster, given.kubelet, os.environ["POD_UID"], metrics)
     runners = await serve(
         given.health_port,
         given.metrics_port,
         alive=lambda: plugin.problem,
         ready=lambda: "" if plugin.registered.is_set() else "the kubelet has not registered this driver yet",
-        metrics=CollectorRegistry(),
+        metrics=metrics.registry,
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

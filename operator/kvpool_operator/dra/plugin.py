@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.dra import health, notices
 from kvpool_operator.dra.allocation import UID, ClaimRef
 from kvpool_operator.dra.cdi import device_name
+from kvpool_operator.dra.metrics import Metrics
 from kvpool_operator.dra.parameters import Refused
 from kvpool_operator.dra.prepare import Preparer
 from kvpool_operator.dra.wire import DRA, HEALTH, REGISTRATION, SUPPORTED, handler, message
@@ -36,9 +38,16 @@ class Plugin:
     """
 
     def __init__(
-        self, preparer: Preparer, cluster: Cluster, kubelet: Path, instance: str, driver: str = DRIVER
+        self,
+        preparer: Preparer,
+        cluster: Cluster,
+        kubelet: Path,
+        instance: str,
+        metrics: Metrics,
+        driver: str = DRIVER,
     ) -> None:
         self._preparer, self._cluster, self._driver = preparer, cluster, driver
+        self._metrics = metrics
         self.folder = kubelet / "plugins" / driver
         self._registry = kubelet / "plugins_registry"
         self.endpoint = self.folder / f"dra-{instance}.sock"
@@ -115,15 +124,19 @@ class Plugin:
 
     async def _prepared(self, ref: ClaimRef) -> Any:
         answer = message(DRA, "NodePrepareResourceResponse")()
-        problem = ""
+        problem, ended = "", "done"
+        began = time.monotonic()
         try:
             _check(ref)
             results = await self._preparer.prepare(ref)
         except Refused as refused:
-            problem = str(refused)
+            ended, problem = "refused", str(refused)
         except (*UNREACHABLE, ApiError) as error:
+            ended = "failed"
             said = str(error) or type(error).__name__
             problem = f"{ref.where}: it could not be prepared now, and is tried again: {said}"
+        self._metrics.prepares.labels(ended).inc()
+        self._metrics.duration.observe(time.monotonic() - began)
         if problem:
             log.warning("refused claim=%s/%s uid=%s error=%r", ref.namespace, ref.name, ref.uid, problem)
             answer.error = problem
@@ -149,7 +162,9 @@ class Plugin:
             try:
                 _check(ref)
                 await self._preparer.unprepare(ref)
+                self._metrics.unprepares.labels("done").inc()
             except (Refused, OSError, ValueError) as error:
+                self._metrics.unprepares.labels("failed").inc()
                 answer.error = f"{ref.where}: {error}"
                 log.warning("not_unprepared claim=%s/%s error=%r", ref.namespace, ref.name, str(error))
         return made
