@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,26 @@ Show = Callable[[str, int, int], None]  # name, done, total
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextmanager
+def until_interrupted() -> Iterator[threading.Event]:
+    """For commands that go on: the event is set by Ctrl-C.
+
+    An exception would be lost where Python ignores them, such as in a destructor. The second Ctrl-C is one
+    all the same, for a look that hangs.
+    """
+    ending = threading.Event()
+
+    def interrupted(*_: object) -> None:
+        ending.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield ending
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Output(str, Enum):

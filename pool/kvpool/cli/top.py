@@ -117,8 +117,8 @@ def top(
     gauges: dict[str, Gauge] = {}
     screen = Live(console=out.console(), screen=True, auto_refresh=False) if sys.stdout.isatty() else None
     looks = 0
-    with screen or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
-        while True:
+    with screen or contextlib.nullcontext(), out.until_interrupted() as ending:
+        while not ending.is_set():
             shown = table(_rows(gauges))
             if screen is not None:
                 screen.update(shown, refresh=True)
@@ -127,7 +127,7 @@ def top(
             looks += 1
             if looks == rounds:
                 return
-            time.sleep(interval)
+            ending.wait(interval)
 
 
 def _rows(gauges: dict[str, Gauge]) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -42,8 +41,8 @@ def status(
     if not watch:
         _show([look(spec) for spec in specs], output)
         return
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
+    with out.until_interrupted() as ending:
+        while not ending.is_set():
             views = [look(spec) for spec in specs]
             if output is Output.JSON:  # one line a look, so that a reader knows where each ends
                 sys.stdout.write(json.dumps(_object(views)) + "\n")
@@ -52,7 +51,7 @@ def status(
                 if sys.stdout.isatty():
                     sys.stdout.write(CLEAR)
                 _show(views, output)
-            time.sleep(interval)
+            ending.wait(interval)
 
 
 def _specs(name: str | None, file: str | None) -> list[PoolSpec]:
