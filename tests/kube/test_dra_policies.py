@@ -222,6 +222,7 @@ def test_operator_offers_pools_and_asks_for_memory_with_the_charts_rights(
             merged({"spec": {"deletionPolicy": "Retain"}})
             api.kubectl("delete", "kvp", "p", "-n", namespace, "--wait=false")
             until(lambda: not found(SLICES) and not found(where), what="slice and claim are gone")
+            until(lambda: api.request("GET", f"{path}/p").code == 404, what="the pool is gone")
             assert "orbidden" not in log.read_text()
     finally:
         merge = {"metadata": {"finalizers": None}}

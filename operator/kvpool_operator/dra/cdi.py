@@ -97,7 +97,9 @@ class Folder:
     def write(self, uid: str, given: Given) -> None:
         """The claim's file, completely or not at all."""
         self._path.mkdir(parents=True, exist_ok=True)
-        making = self._path / f".{_PREFIX}{uid}.{os.getpid()}"  # the runtime reads *.json only
+        # The runtime reads *.json only. One name for all: what a killed process had begun is written over,
+        # and the claim's lock keeps others away.
+        making = self._path / f".{_PREFIX}{uid}.making"
         try:
             with making.open("w") as file:
                 json.dump(spec(uid, given), file, indent=1)
