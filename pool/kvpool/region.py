@@ -135,7 +135,7 @@ class Region:
                         "Nothing was changed. Choose another path, or overwrite it with "
                         f"'kvpool format {path} --capacity SIZE --force'."
                     )
-                _native.ensure_unused(path, default_lock_path(path))
+                ensure_unused(path)
                 require_space(path, geometry.capacity_bytes, preallocate, reuse=os.stat(path).st_blocks * 512)
                 try:
                     os.unlink(path)
@@ -516,7 +516,21 @@ class Region:
 def ensure_unused(path: str | Path, *, lock_path: str | Path | None = None) -> None:
     """Raises: RegionBusyError while a process of this machine is attached; MediumUnavailable."""
     path = os.fspath(path)
-    _native.ensure_unused(path, default_lock_path(path) if lock_path is None else os.fspath(lock_path))
+    lock = default_lock_path(path) if lock_path is None else os.fspath(lock_path)
+    try:
+        _native.ensure_unused(path, lock)
+    except RegionBusyError as busy:
+        raise RegionBusyError(f"{str(busy).rstrip('.')}{_users(path, lock)}.") from None
+
+
+def _users(path: str, lock: str) -> str:
+    """The processes that are attached, for the end of a sentence; empty when the region cannot say them."""
+    try:
+        with Region.open_read_only(path, lock_path=lock) as region:
+            users = [f"{user.role} process {user.pid}" for user in region.participants() if user.alive]
+    except KvpoolError:
+        return ""  # it is damaged; the locks are right all the same
+    return f": {', '.join(users)}" if users else ""
 
 
 def _refuse_living_owner(path: str, host: int, lock: str, node: str) -> None:

@@ -20,6 +20,7 @@ from kvpool.errors import (
     GeometryError,
     KvpoolError,
     MediumUnavailable,
+    RegionBusyError,
     RegionError,
     SuperblockError,
 )
@@ -321,6 +322,7 @@ class FakeRegions:
 
     def __init__(self) -> None:
         self.fail_at: str | None = None
+        self.used = False
 
     def inspect(self, path: Path) -> ExistingRegion:
         head = path.read_bytes()[:200]
@@ -333,6 +335,10 @@ class FakeRegions:
     def check(self, path: Path, shape: Shape) -> None:
         if shape.capacity_bytes < 4096 * shape.hosts:
             raise GeometryError("capacity is too small")
+
+    def ensure_unused(self, path: Path) -> None:
+        if self.used:
+            raise RegionBusyError(f"region {path}: it is in use")
 
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
         with open(path, "xb") as file:
@@ -442,6 +448,15 @@ def test_provision_no_space_in_a_blank_file_restores_its_size(media: Path) -> No
     regions = FakeRegions()
     regions.fail_at = "cxl"
     with pytest.raises(MediumUnavailable, match="no space left"):
+        run(two_tiers(media), regions=regions)
+    assert listing(media) == {"cxl": bytes(100)}
+
+
+def test_provision_blank_file_that_is_in_use_is_left_alone(media: Path) -> None:
+    (media / "cxl").write_bytes(bytes(100))
+    regions = FakeRegions()
+    regions.used = True
+    with pytest.raises(RegionBusyError, match="in use"):
         run(two_tiers(media), regions=regions)
     assert listing(media) == {"cxl": bytes(100)}
 

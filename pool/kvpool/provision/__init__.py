@@ -46,6 +46,11 @@ class _RealRegions:
     def check(self, path: Path, shape: Shape) -> None:
         self._geometry(path, shape).plan(path)
 
+    def ensure_unused(self, path: Path) -> None:
+        from kvpool.region import ensure_unused
+
+        ensure_unused(path)
+
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
         from kvpool.region import Region
 

@@ -28,6 +28,9 @@ class Regions(Protocol):
     def check(self, path: Path, shape: Shape) -> None:
         """Whether a region of that shape can be laid out. Raises: GeometryError."""
 
+    def ensure_unused(self, path: Path) -> None:
+        """Raises: RegionBusyError while a process of this machine is attached to what is at `path`."""
+
     def format(self, path: Path, shape: Shape, *, force: bool, progress: Callable[[int, int], None]) -> None:
         """Make a region at `path`: a new file, or a device."""
 
@@ -52,6 +55,7 @@ def apply(actions: Sequence[Action], regions: Regions, progress: Progress, *, fo
 
     Raises:  what the plan refuses, and GeometryError for sizes that do not fit, before anything is changed;
              MediumUnavailable when a medium turns out full. All that was made by then is taken back.
+             RegionBusyError while a process is attached to the file that would be replaced.
     """
     refused = refusals(actions)
     if refused is not None:
@@ -62,6 +66,8 @@ def apply(actions: Sequence[Action], regions: Regions, progress: Progress, *, fo
             regions.check(action.path, action.shape)
         except KvpoolError as error:
             raise _named(action, type(error)(f"{str(error).rstrip('.')}. Nothing was changed.")) from None
+        if action.on == "file":
+            regions.ensure_unused(action.path)
     undo = _Undo()
     try:
         for action in formats:

@@ -1,0 +1,101 @@
+"""Regions that somebody uses are not given to another pool, not erased, and not removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvpool.cli import app
+from kvpool.daemon.lock import holder
+
+pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
+
+MANIFEST = """
+apiVersion: kvpool.dev/v1alpha1
+kind: KVPool
+metadata: {name: NAME}
+spec:
+  tiers:
+  - {name: TIER, medium: DRAM, capacity: 8Mi, source: {path: PATH}}
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pools `first` and `second`, whose manifests name one file. Daemons that are left behind are ended."""
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("KVPOOL_HOST", raising=False)
+    for name, tier in (("first", "dram"), ("second", "memory")):
+        text = MANIFEST.replace("PATH", str(tmp_path / "region")).replace("NAME", name)
+        (tmp_path / f"{name}.yaml").write_text(text.replace("TIER", tier))
+    yield tmp_path
+    for lock in tmp_path.glob("*/*/daemon.h*.lock"):
+        pid = holder(lock)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [a.replace("@", f"{folder}/") for a in arguments])
+
+    return call
+
+
+@contextmanager
+def engine(pool: str) -> Iterator[int]:
+    """The process of an engine that has the pool open."""
+    code = f"from kvpool import Pool\nwith Pool.open({pool!r}): print('in', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        try:
+            yield process.pid
+        finally:
+            process.communicate("\n")
+
+
+def pid_of(result: Result) -> int:
+    assert result.exit_code == 0, result.output
+    up: Any = json.loads(result.stdout)
+    return int(up["pid"])
+
+
+def failed(result: Result) -> str:
+    assert result.exit_code == 1, result.output
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["by-its-daemon", "by-an-engine"])
+def test_format_force_of_a_region_in_use_names_the_process(run: Run, folder: Path, opened: bool) -> None:
+    pid = pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    before = (folder / "region").stat()
+    erase = ("format", "@region", "--capacity", "16Mi", "--force")
+    if opened:
+        with engine("first") as of_engine:
+            assert run("down", "first").exit_code == 0
+            said = failed(run(*erase))
+            assert f"engine process {of_engine}" in said
+    else:
+        said = failed(run(*erase))
+        assert f"daemon process {pid}" in said
+    assert "it is in use. Nothing was changed. Stop the pool ('kvpool down') and its engines first" in said
+    after = (folder / "region").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    run("down", "first")
+    assert run(*erase).exit_code == 0
