@@ -205,20 +205,3 @@ def _report(name: str, host: int) -> dict[str, Any] | None:
         return report if whole and isinstance(report["problems"], list) else None
     except (OSError, ValueError, TypeError, RecursionError):
         return None  # none, or of another version: it is a help and no source of truth
-
-
-def live_engines(spec: PoolSpec) -> dict[int, list[str]]:
-    """The engine processes that are attached to the pool on this machine, and to which of its tiers."""
-    engines: dict[int, list[str]] = {}
-    for region in regions_of(spec):
-        if not region.path.exists() or region.tier is None:
-            continue
-        try:
-            taken = _snapshot(spec, region)
-        except KvpoolError:
-            continue  # damaged, or of another version: nobody can be using it
-        for participant in taken.participants:
-            if participant.role == "engine":
-                tiers = engines.setdefault(participant.pid, [])
-                tiers += [region.tier] if region.tier not in tiers else []
-    return engines

@@ -99,3 +99,55 @@ def test_format_force_of_a_region_in_use_names_the_process(run: Run, folder: Pat
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
     run("down", "first")
     assert run(*erase).exit_code == 0
+
+
+def test_up_of_a_region_that_is_another_pools_is_refused(run: Run, folder: Path) -> None:
+    pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    before = (folder / "region").read_bytes()[:4096]
+    said = failed(run("up", "-f", "@second.yaml"))
+    assert (
+        f'tier "memory": region {folder}/region is pool first\'s (tier "dram"). Nothing was changed.' in said
+    )
+    assert "Write another spec.tiers[0].source.path" in said
+    run("down", "first")  # which keeps its blocks
+    assert "is pool first's" in failed(run("up", "-f", "@second.yaml"))
+    assert not (folder / "run" / "second").exists()
+    (folder / "link").symlink_to(folder / "region")
+    text = (folder / "second.yaml").read_text()
+    (folder / "linked.yaml").write_text(text.replace(f"{folder}/region", f"{folder}/link"))
+    assert "is pool first's" in failed(run("up", "-f", "@linked.yaml"))
+    assert (folder / "region").read_bytes()[:64] == before[:64]
+    assert run("down", "first", "--delete").exit_code == 0
+    assert run("up", "-f", "@second.yaml").exit_code == 0
+
+
+def test_up_of_a_region_that_processes_of_another_runtime_directory_use_is_refused(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    assert pid_of(run("up", "first", "-o", "json")) == pid
+    with engine("first") as of_engine:
+        monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(folder / "other"))
+        said = failed(run("up", "-f", "@second.yaml"))
+        assert f"daemon process {pid}" in said
+        assert f"engine process {of_engine}" in said
+        monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(folder / "run"))
+        assert run("down", "first").exit_code == 0
+        pid_of(run("up", "first", "-o", "json"))  # its own engine stays
+
+
+def test_down_delete_of_a_file_that_another_pool_serves_is_refused(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    # As an older build let it be: the manifest of a pool on the same file is kept elsewhere.
+    other = folder / "other" / "second"
+    other.mkdir(parents=True)
+    (other / "pool.yaml").write_text((folder / "second.yaml").read_text())
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(folder / "other"))
+    for arguments in (["--delete"], ["--delete", "--force"]):
+        said = failed(run("down", "second", *arguments))
+        assert f"in use by daemon process {pid} (tiers memory)" in said
+        assert "Nothing was stopped or removed" in said
+    assert (folder / "region").exists()
+    assert other.exists()

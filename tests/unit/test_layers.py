@@ -48,6 +48,7 @@ LAYERS: Mapping[str, int] = {
     "kvpool.regions_here": 3,
     "kvpool.daemon": 4,
     "kvpool.explain": 4,
+    "kvpool.users": 4,
     "kvpool.view": 4,
     "kvpool.api": 4,
     "kvpool.cli": 5,

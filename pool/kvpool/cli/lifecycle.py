@@ -24,14 +24,14 @@ from kvpool.cli.output import Output, OutputOption
 from kvpool.daemon.lock import holder, stop
 from kvpool.daemon.log import log_to_stderr
 from kvpool.daemon.loop import serve
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, RegionBusyError
 from kvpool.provision import provision, real_regions
 from kvpool.provision.plan import Action, Await, Format, Keep, Skip
 from kvpool.provision.remove import region_paths, remove
 from kvpool.quantity import human_bytes
 from kvpool.regions_here import hosts_here, regions_of
 from kvpool.spec import PoolSpec
-from kvpool.view import live_engines
+from kvpool.users import refuse_strangers, users_of
 
 LOG_TAIL_BYTES = 2000
 TERMINATE_S = 10.0
@@ -62,6 +62,7 @@ def up(
     spec = target.read_manifest(file) if file else target.pool(name, file)
     number = target.host_or_default(host, spec.name)
     before = _kept_manifest(spec.name)
+    refuse_strangers(spec, number)
     with _sigterm_ends(), out.byte_progress("making") as progress:
         actions = provision(spec, number, timeout_s=timeout, progress=progress, waiting=out.note)
     skipped = {action.tier: action.reason for action in actions if isinstance(action, Skip)}
@@ -249,8 +250,8 @@ def down(
     if host is not None and delete:  # half of a pool cannot be deleted: shared regions belong to all hosts
         out.wrong_use("--delete removes the whole pool; leave --host out.")
     deleting = host is None and (delete or spec.deletion_policy == "Delete")
-    if deleting and not force:
-        _refuse_while_used(spec)
+    if deleting:
+        _refuse_while_used(spec, force=force)
     stopped = []
     for number in hosts if host is None else [host]:
         done = stop(paths.daemon_lock_path(spec.name, number), timeout, kill=kill)
@@ -263,14 +264,23 @@ def down(
     _print_down(spec, stopped, removed, deleting, output)
 
 
-def _refuse_while_used(spec: PoolSpec) -> None:
-    """Raises: KvpoolError when an engine is attached to a region that is to be removed."""
-    engines = live_engines(spec)
-    if engines:
-        listed = ", ".join(f"{pid} (tiers {', '.join(tiers)})" for pid, tiers in engines.items())
-        raise KvpoolError(
-            f'pool "{spec.name}" is in use by engine process {listed}. Nothing was stopped or removed. '
-            "Stop these processes first, or add --force: they go on, but nobody else finds what they store."
+def _refuse_while_used(spec: PoolSpec, *, force: bool) -> None:
+    """Raises: RegionBusyError when a process is attached to a region that is to be removed."""
+    users = users_of(spec)
+    daemons = [user for user in users if user.role == "daemon"]
+    if users and not force:
+        listed = ", ".join(map(str, users))
+        way_out = "Stop these processes first"
+        if not daemons:
+            way_out += ", or add --force: they go on, but nobody else finds what they store"
+        raise RegionBusyError(
+            f'pool "{spec.name}" is in use by {listed}. Nothing was stopped or removed. {way_out}.'
+        )
+    if daemons:
+        listed = ", ".join(map(str, daemons))
+        raise RegionBusyError(
+            f'pool "{spec.name}" has regions that another pool serves: they are in use by {listed}. '
+            "Nothing was stopped or removed, --force or not. Stop that pool first."
         )
 
 
