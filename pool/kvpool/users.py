@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +75,25 @@ def refuse_strangers(spec: PoolSpec, host: int) -> None:
                 f"{name} is in use by {', '.join(strangers)}, which is not of this pool (as "
                 f"{paths.runtime_dir()} knows it). Nothing was changed. Stop it first, or {way_out}."
             )
+
+
+def serves_another(spec: PoolSpec, host: int, pid: int, skipped: Collection[str]) -> bool:
+    """Whether the daemon `pid` of `host` is not attached to the regions that are there now.
+
+    Their files were removed or replaced under it. A daemon that still starts does not count.
+    """
+    if pid == 0 or not _has_reported(spec.name, host, pid):
+        return False
+    tiers = [tier for tier in spec.tiers if in_this_version(tier) is None and tier.name not in skipped]
+    regions = [paths.region_path(spec, tier, host) for tier in tiers]
+    return any(pid not in [process.pid for process in _attached(path)] for path in regions)
+
+
+def _has_reported(name: str, host: int, pid: int) -> bool:
+    try:
+        return bool(json.loads(paths.report_path(name, host).read_text())["pid"] == pid)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _owner(spec: PoolSpec, path: Path) -> tuple[str, str] | None:

@@ -151,3 +151,17 @@ def test_down_delete_of_a_file_that_another_pool_serves_is_refused(
         assert "Nothing was stopped or removed" in said
     assert (folder / "region").exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_up_starts_a_daemon_anew_whose_region_is_gone(run: Run, folder: Path, replaced: bool) -> None:
+    pid = pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    (folder / "region").rename(folder / "old")
+    if replaced:
+        (folder / "region").write_bytes((folder / "old").read_bytes())
+    again = run("up", "first", "-o", "json")
+    assert "its region was removed or replaced: starting the daemon anew" in again.stderr
+    other = pid_of(again)
+    assert other != pid
+    assert json.loads(again.stdout)["tiers"][0]["region"] == ("kept" if replaced else "made")
+    assert pid_of(run("up", "first", "-o", "json")) == other

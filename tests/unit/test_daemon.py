@@ -292,6 +292,27 @@ def test_daemon_damage_deaths_and_a_failing_medium_are_events(runtime: Path) -> 
     assert events["MediumError"]["message"] == "region /x: the medium failed"
 
 
+def test_region_file_that_is_removed_or_replaced_is_a_problem_and_an_event(runtime: Path) -> None:
+    path, region = runtime / "region", FakeRegion()
+    path.write_text("region")
+    tier = PoolSpec.from_object(MANIFEST).tiers[0]
+    opened = OpenTier(tier, path, region, KeepFree(region, Eviction()), Scrub(region, 1.0))
+    daemon = Daemon(PoolSpec.from_object(MANIFEST), 0, [opened])
+    assert daemon.report_object()["problems"] == []
+    path.rename(runtime / "old")  # which keeps the number of the file from being used again
+    for what in ("removed", "replaced"):
+        for _ in range(2):
+            report = daemon.report_object()
+            (problem,) = report["problems"]
+            assert f"tier dram: {path} was {what} while it was in use" in problem
+            assert "Run 'kvpool up " in problem
+        path.write_text("another")
+    ((kind, count),) = [(event["kind"], event["count"]) for event in report["events"]]
+    assert (kind, count) == ("MediumError", 2)
+    (runtime / "old").replace(path)
+    assert daemon.report_object()["problems"] == []
+
+
 def owned(*owners: int, epoch: int = 0, acknowledged: list[int] | None = None) -> HeartbeatReport:
     return HeartbeatReport([ShardOwner(o, epoch, True) for o in owners], acknowledged or [], [])
 

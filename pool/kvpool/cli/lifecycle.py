@@ -31,7 +31,7 @@ from kvpool.provision.remove import region_paths, remove
 from kvpool.quantity import human_bytes
 from kvpool.regions_here import hosts_here, regions_of
 from kvpool.spec import PoolSpec
-from kvpool.users import refuse_strangers, users_of
+from kvpool.users import refuse_strangers, serves_another, users_of
 
 LOG_TAIL_BYTES = 2000
 TERMINATE_S = 10.0
@@ -84,11 +84,13 @@ def up(
         return
     lock = paths.daemon_lock_path(spec.name, number)
     running = holder(lock)
-    if running is not None and before == spec:
+    lost = running is not None and serves_another(spec, number, running, skipped)
+    if running is not None and before == spec and not lost:
         _print_up(spec, number, running, actions, output, api.start(serving))
         return
     if running is not None:
-        out.note("the manifest has changed: starting the daemon anew")
+        why = "its region was removed or replaced" if lost else "the manifest has changed"
+        out.note(f"{why}: starting the daemon anew")
         stop(lock, timeout)
     pid = _start_daemon(spec.name, number, timeout)
     _print_up(spec, number, pid, actions, output, api.start(serving))

@@ -23,6 +23,7 @@ from kvpool.daemon.coherence import CoherenceWatch, watch_in_background
 from kvpool.daemon.events import EventLog
 from kvpool.daemon.lock import DaemonLock
 from kvpool.daemon.ownership import Ownership
+from kvpool.daemon.place import Place
 from kvpool.daemon.poison import PoisonWatch
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import FencedError, KvpoolError, MediumUnavailable
@@ -101,6 +102,7 @@ class OpenTier:
     shard: int = 0  # of this host
     seen: TierSnapshot | None = None
     poison: PoisonWatch | None = None
+    place: Place | None = None
 
     @property
     def trouble(self) -> str:
@@ -178,6 +180,7 @@ class Daemon:
     def _look_after(self, opened: OpenTier) -> None:
         name, shards = opened.tier.name, self.spec.shards(opened.tier)
         self.owners[name] = Ownership(name, opened.shard, self.events)
+        opened.place = Place(self.spec.name, name, opened.path, self.events)
         if shards > 1:
             test = Litmus(opened.region, opened.shard, shards, opened.tier.coherence_mode)
             self.coherence.add(name, test)
@@ -276,6 +279,7 @@ class Daemon:
         failed = {opened.tier.name: self._look(opened) for opened in self.tiers}
         problems = [f"tier {name}: {problem}" for name, problem in failed.items() if problem]
         seen = [opened.seen for opened in self.tiers if opened.seen is not None]
+        lost = {opened.tier.name: opened.place.look() for opened in self.tiers if opened.place is not None}
         return {
             **snapshot.pool_object(self.spec.name, seen),
             "host": self.host,
@@ -302,6 +306,7 @@ class Daemon:
             "problems": [
                 *([self.refusal] if self.refusal else []),
                 *problems,
+                *(f"tier {name}: {problem}" for name, problem in lost.items() if problem),
                 *(f"tier {name}: {owner.problem}" for name, owner in self.owners.items() if owner.problem),
                 *(f"tier {opened.tier.name}: {opened.trouble}" for opened in self.tiers if opened.trouble),
                 *(f"{c.name}: {c.problem}" for c in self.chores if c.problem),
