@@ -252,6 +252,29 @@ def test_plan_obstacle_is_refused_with_a_reason(
     assert said in str(error)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        Found("device", size_bytes=9 * GIB, blank=False, problem=SuperblockError("no superblock")),
+        Found(
+            "device",
+            size_bytes=9 * GIB,
+            blank=False,
+            first_bytes=b"kvpool01",
+            problem=SuperblockError("erase with 'kvpool format /dev/dax0.0 --capacity SIZE --force'."),
+        ),
+    ],
+)
+def test_plan_advice_to_erase_has_all_that_the_manifest_says(found: Found) -> None:
+    error = refusal(spec_of(dax(minBlockSize="64Ki", extentSize="32Mi"), hosts=2), found)
+    assert (
+        "'kvpool format /dev/dax0.0 --capacity 8Gi --hosts 2 --coherence software --min-block-size 64Ki "
+        "--extent-size 32Mi --force'" in str(error)
+    )
+    bare = refusal(spec_of(dax(shared=False)), found)
+    assert "'kvpool format /dev/dax0.0 --capacity 8Gi --force'" in str(bare)
+
+
 def test_plan_region_without_write_permission_is_refused() -> None:
     spec = spec_of(dram())
     error = refusal(spec, holding(wanted_shape(spec, spec.tiers[0]), writable=False))

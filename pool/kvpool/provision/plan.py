@@ -258,11 +258,25 @@ def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[
     )
 
 
+def format_command(path: Path, shape: Shape) -> str:
+    """What a person types to make a region of that shape over whatever is there."""
+    parts = [f"kvpool format {path} --capacity {format_quantity(shape.capacity_bytes)}"]
+    if shape.hosts != 1:
+        parts.append(f"--hosts {shape.hosts}")
+    if shape.coherence != "hardware":
+        parts.append(f"--coherence {shape.coherence}")
+    if shape.min_block_bytes is not None:
+        parts.append(f"--min-block-size {format_quantity(shape.min_block_bytes)}")
+    if shape.extent_bytes is not None:
+        parts.append(f"--extent-size {format_quantity(shape.extent_bytes)}")
+    return " ".join([*parts, "--force"])
+
+
 def _obstacle(
     name: str, path: Path, wanted: Shape, here: Found, *, capacity_name: str, formats: bool
 ) -> KvpoolError | None:
     """Why a region cannot be made or used at `path`, None when it can."""
-    unchanged = "Nothing was changed."
+    unchanged, erase = "Nothing was changed.", f"'{format_command(path, wanted)}'"
     if here.kind == "no-folder":
         return MediumUnavailable(
             f"{name}: the folder {path.parent} does not exist. {unchanged} Make or mount it."
@@ -288,13 +302,13 @@ def _obstacle(
         what = "reading and writing" if here.kind != "missing" else f"new files in {path.parent}"
         return MediumUnavailable(f"{name}: no permission for {what}. {unchanged} Give it to this user.")
     if isinstance(here.problem, MediumUnavailable) or (here.problem and here.looks_like_region):
-        return type(here.problem)(f"{name.partition(':')[0]}: {here.problem}")
+        said = str(here.problem).replace(f"'kvpool format {path} --capacity SIZE --force'", erase)
+        return type(here.problem)(f"{name.partition(':')[0]}: {said}")
     if here.kind in ("file", "device") and not here.blank and here.region is None:
         begins = f" (it begins with {here.first_bytes[:8].hex(' ')})" if here.first_bytes else ""
         return RegionError(
             f"{name} holds data that is not a kvpool region{begins}. {unchanged} "
-            f"If nobody needs it, erase it with 'kvpool format {path} --capacity "
-            f"{format_quantity(wanted.capacity_bytes)} --force'."
+            f"If nobody needs it, erase it with {erase}."
         )
     return _too_small(name, capacity_name, wanted, here) if formats else None
 
