@@ -165,3 +165,18 @@ def test_up_starts_a_daemon_anew_whose_region_is_gone(run: Run, folder: Path, re
     assert other != pid
     assert json.loads(again.stdout)["tiers"][0]["region"] == ("kept" if replaced else "made")
     assert pid_of(run("up", "first", "-o", "json")) == other
+
+
+def test_up_with_another_source_for_a_tier_is_refused(run: Run, folder: Path) -> None:
+    pid = pid_of(run("up", "-f", "@first.yaml", "-o", "json"))
+    text = (folder / "first.yaml").read_text()
+    (folder / "moved.yaml").write_text(text.replace(f"{folder}/region", f"{folder}/elsewhere"))
+    said = failed(run("up", "-f", "@moved.yaml"))
+    assert (
+        f'tier "dram": its region is {folder}/region, and spec.tiers[0].source is for {folder}/else' in said
+    )
+    assert f"To keep its blocks write source.path: {folder}/region; to give them up" in said
+    assert not (folder / "elsewhere").exists()
+    assert pid_of(run("up", "first", "-o", "json")) == pid
+    (folder / "renamed.yaml").write_text((folder / "moved.yaml").read_text().replace("dram,", "other,"))
+    assert run("up", "-f", "@renamed.yaml").exit_code == 0

@@ -24,9 +24,9 @@ from kvpool.cli.output import Output, OutputOption
 from kvpool.daemon.lock import holder, stop
 from kvpool.daemon.log import log_to_stderr
 from kvpool.daemon.loop import serve
-from kvpool.errors import KvpoolError, RegionBusyError
+from kvpool.errors import GeometryError, KvpoolError, RegionBusyError
 from kvpool.provision import provision, real_regions
-from kvpool.provision.plan import Action, Await, Format, Keep, Skip
+from kvpool.provision.plan import Action, Await, Format, Keep, Skip, in_this_version
 from kvpool.provision.remove import region_paths, remove
 from kvpool.quantity import human_bytes
 from kvpool.regions_here import hosts_here, regions_of
@@ -62,6 +62,7 @@ def up(
     spec = target.read_manifest(file) if file else target.pool(name, file)
     number = target.host_or_default(host, spec.name)
     before = _kept_manifest(spec.name)
+    _refuse_moved(before, spec, number)
     refuse_strangers(spec, number)
     with _sigterm_ends(), out.byte_progress("making") as progress:
         actions = provision(spec, number, timeout_s=timeout, progress=progress, waiting=out.note)
@@ -112,6 +113,27 @@ def _left_behind(before: PoolSpec | None, after: PoolSpec, host: int) -> list[Pa
         return []
     now = region_paths(after, [host])
     return [path for path in region_paths(before, [host]) if path not in now and path.exists()]
+
+
+def _refuse_moved(before: PoolSpec | None, after: PoolSpec, host: int) -> None:
+    """Raises: GeometryError when a tier has its blocks at another path than the new manifest says."""
+    kept = {tier.name: tier for tier in before.tiers} if before is not None else {}
+    for index, tier in enumerate(after.tiers):
+        old = kept.get(tier.name)
+        if before is None or old is None or in_this_version(old) or in_this_version(tier):
+            continue
+        there, asked = paths.region_path(before, old, host), paths.region_path(after, tier, host)
+        if old.source == tier.source or there == asked or not there.exists():
+            continue
+        if asked.exists() and there.samefile(asked):
+            continue
+        declared = old.source.path if old.source else None
+        back = f"source.path: {declared}" if declared else "no source"
+        raise GeometryError(
+            f'tier "{tier.name}": its region is {there}, and spec.tiers[{index}].source is for {asked} now. '
+            f"Nothing was changed. To keep its blocks write {back}; to give them up, run "
+            f"'kvpool down {after.name} --delete' first, or write a tier of another name in its place."
+        )
 
 
 def _kept_manifest(name: str) -> PoolSpec | None:
