@@ -127,6 +127,7 @@ def test_plan_another_capacity_within_the_room_is_kept(capacity: str) -> None:
 def test_plan_another_capacity_beyond_the_room_is_refused_with_the_room(capacity: str) -> None:
     error = refusal(spec_of(dram(capacity=capacity)), resizable(8 * GIB))
     assert f"spec.tiers[0].capacity is {capacity}, the region has room for 1Gi to 32Gi" in str(error)
+    assert "To keep its blocks write a spec.tiers[0].capacity from 1Gi to 32Gi; to give" in str(error)
     assert "a tier of another name" in str(error)
 
 

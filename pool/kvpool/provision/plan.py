@@ -228,29 +228,42 @@ def _no_room(index: int, tier: TierSpec, path: Path, wanted: Shape, here: Found)
     )
 
 
-def _differences(index: int, wanted: Shape, region: ExistingRegion) -> Iterator[tuple[str, str, str]]:
-    """(field of the manifest, what it says, what the region has)"""
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    field: str  # of the manifest
+    wanted: str  # what it says
+    there: str  # what the region has
+    write: str = ""  # what to say instead; else what the region has
+
+    @property
+    def way_back(self) -> str:
+        return self.write or f"{self.field}: {self.there}"
+
+
+def _differences(index: int, wanted: Shape, region: ExistingRegion) -> Iterator[_Difference]:
     there = region.shape
     if not region.fits(wanted.capacity_bytes):
-        room = format_quantity(there.capacity_bytes)
+        room, capacity, write = format_quantity(there.capacity_bytes), f"spec.tiers[{index}].capacity", ""
         if region.smallest_bytes is not None and region.smallest_bytes < there.capacity_bytes:
-            room = f"room for {format_quantity(region.smallest_bytes)} to {room}"
-        yield f"spec.tiers[{index}].capacity", format_quantity(wanted.capacity_bytes), room
+            least = format_quantity(region.smallest_bytes)
+            write = f"a {capacity} from {least} to {room}"
+            room = f"room for {least} to {room}"
+        yield _Difference(capacity, format_quantity(wanted.capacity_bytes), room, write)
     if wanted.hosts != there.hosts:
-        yield "spec.hosts", str(wanted.hosts), str(there.hosts)
+        yield _Difference("spec.hosts", str(wanted.hosts), str(there.hosts))
     if wanted.coherence != there.coherence:
-        yield f"spec.tiers[{index}].coherence", wanted.coherence, there.coherence
+        yield _Difference(f"spec.tiers[{index}].coherence", wanted.coherence, there.coherence)
     for name, asked, has in (
         ("minBlockSize", wanted.min_block_bytes, there.min_block_bytes),
         ("extentSize", wanted.extent_bytes, there.extent_bytes),
     ):
         if asked is not None and has is not None and asked != has:
-            yield f"spec.tiers[{index}].{name}", format_quantity(asked), format_quantity(has)
+            yield _Difference(f"spec.tiers[{index}].{name}", format_quantity(asked), format_quantity(has))
 
 
-def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[tuple[str, str, str]]) -> str:
-    said = ", ".join(f"{field} is {wanted}, the region has {there}" for field, wanted, there in differences)
-    back = ", ".join(f"{field}: {there}" for field, _, there in differences)
+def _misfit(spec: PoolSpec, tier: TierSpec, path: Path, differences: list[_Difference]) -> str:
+    said = ", ".join(f"{d.field} is {d.wanted}, the region has {d.there}" for d in differences)
+    back = ", ".join(d.way_back for d in differences)
     return (
         f'tier "{tier.name}": the region {path} was made with other sizes: {said}. Nothing was changed. '
         f"To keep its blocks write {back}; to give them up, run 'kvpool down {spec.name} --delete' first, "
