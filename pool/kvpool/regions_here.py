@@ -31,17 +31,18 @@ class RegionTarget:
     shards: tuple[int, ...]
 
 
-def regions_of(spec: PoolSpec) -> list[RegionTarget]:
-    """All regions of a pool that hosts of this machine use, whether they exist or not."""
+def regions_of(spec: PoolSpec, host: int | None = None) -> list[RegionTarget]:
+    """All regions of a pool that hosts of this machine use, or `host` does, whether they exist or not."""
+    hosts = hosts_here(spec) if host is None else [host]
     found: dict[Path, RegionTarget] = {}
     for tier in spec.tiers:
         if in_this_version(tier) is not None:
             continue
-        for host in hosts_here(spec):
-            path = paths.region_path(spec, tier, host)
-            label = tier.name if tier.shared or host == 0 else f"{tier.name} (host {host})"
+        for number in hosts:
+            path, shard = paths.region_path(spec, tier, number), spec.shard_of(tier, number)
+            label = tier.name if tier.shared or number == 0 else f"{tier.name} (host {number})"
             before = found.get(path)
-            shards = (*before.shards, spec.shard_of(tier, host)) if before else (spec.shard_of(tier, host),)
-            first = before.host if before else host
+            shards = (*before.shards, shard) if before else (shard,)
+            first = before.host if before else number
             found[path] = RegionTarget(label, tier.name, path, first, shards)
     return list(found.values())

@@ -79,7 +79,8 @@ def fsck(
     Reads only, unless --repair is given; --host chooses one host's shard for that. Exit code 0: clean, or
     everything was repaired; 1: something is wrong still.
     """
-    results = [_fsck(region, host, repair=repair) for region in target.regions(target_, file)]
+    regions = target.regions(target_, file, host=host if repair else None)
+    results = [_fsck(region, repair=repair) for region in regions]
     clean = all(result["ok"] for result in results)
     if output is Output.JSON:
         out.print_json({"ok": clean, "regions": results})
@@ -109,7 +110,7 @@ def _medium(medium: dict[str, Any]) -> str:
     return f"on {what}, mapped in multiples of {human_bytes(medium['align_bytes'])}{synchronous}{node}"
 
 
-def _fsck(region: RegionTarget, host: int | None, *, repair: bool) -> dict[str, Any]:
+def _fsck(region: RegionTarget, *, repair: bool) -> dict[str, Any]:
     from kvpool.region import Region
 
     result: dict[str, Any] = {"tier": region.tier, "path": str(region.path)}
@@ -117,13 +118,12 @@ def _fsck(region: RegionTarget, host: int | None, *, repair: bool) -> dict[str, 
     if repair:
         result["repaired"] = done
     try:
-        shards = region.shards if host is None else (host,)
-        left = _repair(region.path, shards, done) if repair else []
+        left = _repair(region.path, region.shards, done) if repair else []
         found = Region.fsck(region.path)
         result["medium"] = asdict(Region.inspect(region.path).medium)
         if repair and found.problems:
             # A damaged word may have named the repairing process itself as the one that is at it.
-            left = _repair(region.path, shards, done)
+            left = _repair(region.path, region.shards, done)
             found = Region.fsck(region.path)
     except KvpoolError as error:
         return result | {"ok": False, "problems": [str(error)], "totals": {}}
@@ -157,8 +157,8 @@ def scrub(
     """
     results = []
     with out.progress("checking") as progress:
-        for region in target.regions(target_, file):
-            for shard in region.shards if host is None else [host]:
+        for region in target.regions(target_, file, host=host):
+            for shard in region.shards:
                 results.append(_scrub(region, shard, progress))
     clean = not any(result["bad"] for result in results)
     if output is Output.JSON:

@@ -72,8 +72,18 @@ def host_or_default(host: int | None, pool: str | None = None) -> int:
     return paths.default_host(pool) if host is None else host
 
 
-def regions(target: str | None, file: str | None, tier: str | None = None) -> list[RegionTarget]:
+def require_host(spec: PoolSpec, host: int) -> None:
+    """Raises: KvpoolError when the pool has no such host."""
+    if host >= spec.hosts:
+        raise KvpoolError(f'host {host} is not in pool "{spec.name}" (0 to {spec.hosts - 1}).')
+
+
+def regions(
+    target: str | None, file: str | None, tier: str | None = None, host: int | None = None
+) -> list[RegionTarget]:
     """The regions that a command names: those of a pool that are on this machine, or one by its path.
+
+    With `host`, only those that it uses, and of them the shards that are its own.
 
     Raises:  KvpoolError when there is none.
     """
@@ -85,15 +95,19 @@ def regions(target: str | None, file: str | None, tier: str | None = None) -> li
             raise KvpoolError(f"{path}: {error.strerror}.") from None
         if not there:
             raise KvpoolError(f"{path}: no such file or device.")
-        host = paths.default_host()
-        return [RegionTarget(str(path), None, path, host, (host,))]
+        number = paths.default_host() if host is None else host
+        return [RegionTarget(str(path), None, path, number, (number,))]
     spec = pool(target, file)
-    found = [region for region in regions_of(spec) if tier in (None, region.tier)]
+    if host is not None:
+        require_host(spec, host)
+    found = [region for region in regions_of(spec, host) if tier in (None, region.tier)]
     if tier is not None and not found:
         names = ", ".join(t.name for t in spec.tiers)
         raise KvpoolError(f'pool "{spec.name}" has no tier "{tier}" here; its tiers are {names}.')
     present = [region for region in found if region.path.exists()]
     if not present:
+        if host is not None:
+            raise KvpoolError(f'host {host} of pool "{spec.name}" has no region on this machine.')
         raise KvpoolError(
             f"pool \"{spec.name}\" has no region on this machine. Start it with 'kvpool up -f FILE'."
         )

@@ -1,0 +1,67 @@
+"""`--host N`: the regions and shards that are this host's own, and hosts that there are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvpool.cli import app
+from kvpool.daemon.lock import holder
+
+pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
+
+MANIFEST = """
+apiVersion: kvpool.dev/v1alpha1
+kind: KVPool
+metadata: {name: two}
+spec:
+  hosts: 2
+  tiers:
+  - {name: dram, medium: DRAM, capacity: 8Mi, source: {path: MEDIA/dram}}
+  - {name: cxl, medium: CXL, capacity: 16Mi, shared: true, source: {path: MEDIA/cxl}}
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a manifest of two hosts. Daemons that are left behind are ended."""
+    monkeypatch.setenv("KVPOOL_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("KVPOOL_HOST", raising=False)
+    (tmp_path / "pool.yaml").write_text(MANIFEST.replace("MEDIA", str(tmp_path)))
+    yield tmp_path
+    for lock in tmp_path.glob("*/*/daemon.h*.lock"):
+        pid = holder(lock)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [a.replace("@", f"{folder}/") for a in arguments])
+
+    return call
+
+
+def test_scrub_and_repair_of_a_host_take_its_own_regions_and_shards(run: Run, folder: Path) -> None:
+    for host in ("0", "1"):
+        assert run("up", "-f", "@pool.yaml", "--host", host).exit_code == 0
+    scrubbed = run("scrub", "two", "--host", "1", "-o", "json")
+    assert scrubbed.exit_code == 0, scrubbed.output
+    regions = json.loads(scrubbed.stdout)["regions"]
+    assert [(Path(r["path"]).name, r["shard"]) for r in regions] == [("dram.h1", 0), ("cxl", 1)]
+    repaired = run("fsck", "two", "--repair", "--host", "1", "-o", "json")
+    assert repaired.exit_code == 0, repaired.output
+    assert [Path(r["path"]).name for r in json.loads(repaired.stdout)["regions"]] == ["dram.h1", "cxl"]
+    for command in (["scrub", "two"], ["fsck", "two", "--repair"]):
+        wrong = run(*command, "--host", "2")
+        assert wrong.exit_code == 1
+        assert 'host 2 is not in pool "two" (0 to 1)' in wrong.stderr
