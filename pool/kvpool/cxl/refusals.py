@@ -91,6 +91,11 @@ def refuse_other_geometry(uuid: UUID, asked: Geometry, there: Geometry) -> None:
 
 def _check_numbers(wanted: Wanted) -> None:
     name, ways, unchanged = f"region {wanted.uuid}", len(wanted.memories), "Nothing was changed."
+    if not wanted.uuid.int:
+        raise ComposeError(
+            f"{name}: the nil UUID stands for a region that has none; give one of your own, the same on each "
+            f"machine. {unchanged}"
+        )
     if len(set(wanted.memories)) != ways or ways not in _WAYS:
         raise ComposeError(
             f"{name}: memories {', '.join(wanted.memories) or 'none'}; a region takes "
