@@ -67,6 +67,12 @@ def test_resize_and_destroy(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("list", "-o", "json").stdout)["regions"] == []
 
 
+def test_destroy_says_whether_there_was_a_region(run: Run) -> None:
+    compose(run)
+    assert run("destroy", UUID).stdout == f"region {UUID} is gone from this machine\n"
+    assert run("destroy", UUID).stdout == f"there was no region {UUID}; nothing was changed\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -10,8 +10,8 @@ import typer
 
 from kvpool.cli import output as out
 from kvpool.cli.output import Output, OutputOption
-from kvpool.cxl import Composed, Memory, Wanted, open_backend
-from kvpool.cxl.backend import ALIGN_BYTES, GRANULARITY_BYTES
+from kvpool.cxl import Composed, ComposeError, Memory, Wanted, open_backend
+from kvpool.cxl.backend import ALIGN_BYTES, GRANULARITY_BYTES, Backend
 from kvpool.quantity import format_quantity, human_bytes, parse_quantity
 
 app = typer.Typer(
@@ -130,11 +130,23 @@ def destroy(
     The UUID 00000000-0000-0000-0000-000000000000 stands for what a crash left before it had one.
     """
     number = _uuid(uuid)
-    open_backend(backend).destroy(number, with_blocks=with_blocks)
+    opened = open_backend(backend)
+    there = _may_be_there(opened, number)
+    opened.destroy(number, with_blocks=with_blocks)
     if output is Output.JSON:
         out.print_json({"destroyed": str(number)})
         return
-    out.say(f"region {number} is gone from this machine")
+    if there:
+        out.say(f"region {number} is gone from this machine")
+    else:
+        out.say(f"there was no region {number}; nothing was changed")
+
+
+def _may_be_there(backend: Backend, uuid: UUID) -> bool:
+    try:
+        return any(region.uuid == uuid for region in backend.regions())
+    except ComposeError:  # another region's notes may be damaged: destroy says what hinders it
+        return True
 
 
 def _uuid(text: str) -> UUID:
