@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from typer.testing import CliRunner, Result
 from kvpool.cli import app
 from kvpool.region import Geometry, Region
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cxl.md"
 UUID = "11111111-2222-4333-8444-555555555555"
 Run = Callable[..., Result]
 
@@ -98,3 +103,15 @@ def test_machine_without_cxl_lists_nothing(run: Run, monkeypatch: pytest.MonkeyP
     if Path("/sys/bus/cxl/devices").exists():
         pytest.skip("this machine has CXL memory, or at least its driver")
     assert run("list", "--backend", "sysfs").stdout == "no CXL memory here\n"
+
+
+def test_documented_session_works(tmp_path: Path) -> None:
+    (session,) = re.findall(r"```sh\n(export KVPOOL_CXL_BACKEND=.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert "file:/tmp/cxl?" in session
+    script = "set -e\n" + session.replace("/tmp/cxl", str(tmp_path / "cxl"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, env=os.environ | {"PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"region {UUID} of 0x1, 0x2: {tmp_path}/cxl/regions/{UUID}.dax, 128.0 MiB") == 2

@@ -246,6 +246,15 @@ def test_open_backend_takes_a_folder_with_memories_to_make(tmp_path: Path) -> No
     assert len(cxl.open_backend(f"file:{tmp_path}").memories()) == 2
 
 
+def test_open_backend_makes_the_folder_for_its_memories_but_not_its_parents(tmp_path: Path) -> None:
+    assert len(cxl.open_backend(f"file:{tmp_path}/new?memories=2x64Mi").memories()) == 2
+    with pytest.raises(ComposeError, match=f"Make {tmp_path}/no first"):
+        cxl.open_backend(f"file:{tmp_path}/no/such?memories=2x64Mi")
+    (tmp_path / "file").touch()
+    with pytest.raises(ComposeError, match="File exists"):
+        cxl.open_backend(f"file:{tmp_path}/file?memories=2x64Mi")
+
+
 @pytest.mark.parametrize(
     "text", ["", "file:", "file:relative", "nvme:/x", "file:/tmp?memories=x", "file:/no/such"]
 )

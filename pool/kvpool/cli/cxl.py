@@ -31,7 +31,7 @@ BackendOption = Annotated[
         "--backend",
         envvar="KVPOOL_CXL_BACKEND",
         help="sysfs: this machine's CXL memory. file:/FOLDER: files, for machines without it; "
-        "file:/FOLDER?memories=2x1Gi makes two memories there first.",
+        "'file:/FOLDER?memories=2x1Gi' (in quotes) makes the folder and two memories, 0x1 and 0x2, first.",
     ),
 ]
 UuidArgument = Annotated[str, typer.Argument(metavar="UUID", help="The region's UUID.", show_default=False)]

@@ -36,13 +36,24 @@ class FileBackend:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise ComposeError(
-                f"{folder}: no such folder; it holds the file-backed CXL memories. Make it first, and in it "
-                'a file memories/0xc1.json with {"sizeBytes": 1073741824} for each memory.'
+                f"{folder}: no such folder; it holds the file-backed CXL memories. "
+                f"'file:{folder}?memories=2x1Gi' makes it with two memories of 1 GiB, 0x1 and 0x2."
             )
 
     @classmethod
     def with_memories(cls, folder: str | Path, count: int, size_bytes: int) -> FileBackend:
-        """The backend in `folder`, with `count` memories of that size; those that exist stay."""
+        """The backend in `folder`, with `count` memories of that size; what exists stays as it is.
+
+        Raises:  ComposeError when the folder can be neither found nor made.
+        """
+        try:
+            Path(folder).mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise ComposeError(
+                f"{folder}: no such folder, nor the one around it. Make {Path(folder).parent} first."
+            ) from None
+        except OSError as error:
+            raise ComposeError(f"{folder}: {error.strerror}; it is to hold the CXL memories.") from None
         backend = cls(folder)
         with backend._changing():
             for number in range(1, count + 1):

@@ -10,13 +10,13 @@ from kvpool.cxl.sysfs import SysfsBackend
 from kvpool.quantity import parse_quantity
 
 _MEMORIES = re.compile(r"memories=([0-9]{1,3})x(.+)")
-EXPECTED = "sysfs, file:/FOLDER, or file:/FOLDER?memories=2x1Gi"
+EXPECTED = "sysfs, file:/FOLDER, or 'file:/FOLDER?memories=2x1Gi'"
 
 
 def open_backend(text: str) -> Backend:
     """The backend that `text` names: `sysfs` is this machine's CXL memory, `file:/FOLDER` files in a folder.
 
-    `?memories=2x1Gi` makes two memories of 1 GiB in the folder where they are missing.
+    `?memories=2x1Gi` makes the folder, and two memories of 1 GiB in it, where they are missing.
     Raises:  ComposeError for another text, or a folder that does not exist.
     """
     if text == "sysfs":
