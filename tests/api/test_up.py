@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
 
 from kvpool import paths
+from kvpool.api import server
+from kvpool.api.app import create_app
+from kvpool.api.service import Service
 from kvpool.cli import api, app
 from kvpool.daemon.lock import holder
 
@@ -30,6 +34,7 @@ spec:
 """
 
 Run = Callable[..., Result]
+TOKEN = "a-token-that-is-long-enough"
 
 
 @pytest.fixture
@@ -119,3 +124,33 @@ def test_api_command_elsewhere_without_token_is_refused(run: Run, monkeypatch: p
     done = run("api", "--listen", "0.0.0.0", "--port", "0")
     assert done.exit_code == 1
     assert "KVPOOL_API_TOKEN" in done.stderr
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Service, socket.socket]]:
+    """What `kvpool api` would serve, instead of serving it until Ctrl-C."""
+    found: list[tuple[Service, socket.socket]] = []
+
+    def keep(service: Service, listener: socket.socket, proxies: str = "") -> None:
+        found.append((service, listener))
+        listener.close()
+
+    monkeypatch.setattr(server, "serve", keep)
+    return found
+
+
+@pytest.mark.parametrize(("listen", "code"), [("0.0.0.0", 401), ("127.0.0.1", 200)])
+def test_metrics_need_the_token_where_other_machines_can_ask(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    served: list[tuple[Service, socket.socket]],
+    listen: str,
+    code: int,
+) -> None:
+    monkeypatch.setenv("KVPOOL_API_TOKEN", TOKEN)
+    assert run("api", "--listen", listen, "--port", "0").exit_code == 0
+    with TestClient(create_app(served[0][0]), base_url="http://localhost") as client:
+        assert client.get("/metrics").status_code == code
+        assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert client.get("/v1/pools").status_code == 401
+        assert client.get("/healthz").status_code == 200

@@ -49,11 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _accompany(listener, closing)
             access = server.access_for(given.listen, server.static_token(given.token_file))
             hosts = server.hosts_for(given.listen, given.allow_host)
-            server.serve(
-                Service(LocalSource(), history=server.history_for(given.redis), access=access, hosts=hosts),
-                listener,
-                proxies,
+            service = Service(
+                LocalSource(),
+                history=server.history_for(given.redis),
+                access=access,
+                hosts=hosts,
+                open_metrics=server.open_metrics_for(given.listen),
             )
+            server.serve(service, listener, proxies)
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -67,6 +67,11 @@ def access_for(address: str, token: str | None) -> Access:
     )
 
 
+def open_metrics_for(address: str) -> bool:
+    """Whether /metrics is read without a token: on loopback, where a Prometheus of this machine asks."""
+    return is_loopback(address)
+
+
 def history_for(url: str | None) -> History:
     """In Redis when a URL is given, else when the environment has one, else in memory.
 

@@ -190,5 +190,11 @@ def api(
     listener = server.listening(listen, port)
     out.note(f"status API: {server.url_of(listener)}")
     history = server.history_for(redis)
-    service = Service(LocalSource(), history=history, access=access, hosts=server.hosts_for(listen, []))
+    service = Service(
+        LocalSource(),
+        history=history,
+        access=access,
+        hosts=server.hosts_for(listen, []),
+        open_metrics=server.open_metrics_for(listen),
+    )
     server.serve(service, listener, proxies)
