@@ -1,6 +1,7 @@
 """The tree of errors that kvpool raises. A miss is never an error: see `kvpool.outcomes`.
 
 KvpoolError
+|- WrongUse              what was asked for cannot be meant, on no machine; nothing was changed
 |- ManifestError         a KVPool manifest that cannot be used; nothing was changed
 |- RegionError           a region that cannot be used as asked
 |  |- FormatVersionError     written by another version of the region format
@@ -18,6 +19,10 @@ from __future__ import annotations
 
 class KvpoolError(Exception):
     """Base of everything that kvpool raises on purpose."""
+
+
+class WrongUse(KvpoolError):
+    """An option, an argument or a setting says what cannot be meant; the message says what to write."""
 
 
 class ManifestError(KvpoolError):

@@ -89,6 +89,7 @@ def test_up_port_taken_is_a_note_and_the_pool_is_up(run: Run) -> None:
         done = run("up", "-f", "one.yaml", "--api", str(other.getsockname()[1]))
     assert done.exit_code == 0
     assert "no status API: the status API cannot listen on 127.0.0.1" in done.stderr
+    assert "Choose another with --api." in done.stderr
     assert "is ready" in done.stdout
 
 
@@ -154,3 +155,46 @@ def test_metrics_need_the_token_where_other_machines_can_ask(
         assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
         assert client.get("/v1/pools").status_code == 401
         assert client.get("/healthz").status_code == 200
+
+
+def test_api_command_takes_the_port_of_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch, served: list[tuple[Service, socket.socket]]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv(api.PORT_ENV, str(port))
+    done = run("api", "--allow-host", "pools.example")
+    assert done.stderr.splitlines()[-1] == f"status API: http://127.0.0.1:{port}"
+    assert served[0][0].hosts is not None
+    assert "pools.example" in served[0][0].hosts
+    assert "localhost" in served[0][0].hosts
+    monkeypatch.setenv(api.PORT_ENV, "99999")
+    assert run("api").exit_code == 2
+    assert run("api", "--port", "0").exit_code == 0
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(("--redis", "foo"), "--redis"), ((), "KVPOOL_API_REDIS")])
+def test_api_command_says_who_gave_a_bad_url_and_no_url_of_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+) -> None:
+    pytest.importorskip("redis")
+    monkeypatch.setenv("KVPOOL_API_REDIS", "bar")
+    done = run("api", "--port", "0", *arguments)
+    assert done.exit_code == 2
+    assert f"error: {named} is no URL of a Redis" in done.stderr
+    assert "status API: http" not in done.stderr
+
+
+def test_up_with_and_without_api_is_refused(run: Run) -> None:
+    done = run("up", "-f", "one.yaml", "--api", "1", "--no-api")
+    assert (done.exit_code, paths.pool_names()) == (2, [])
+    assert "--api and --no-api contradict each other" in done.stderr
+
+
+def test_up_on_another_port_says_where_the_api_runs(run: Run) -> None:
+    url = up(run, "-f", "one.yaml", "--api", "0")["api"]
+    done = run("up", "-f", "one.yaml", "--api", "1")
+    assert done.exit_code == 0
+    assert f"the status API already runs at {url}" in done.stderr
+    assert "already runs" not in run("up", "-f", "one.yaml", "--api", "0").stderr

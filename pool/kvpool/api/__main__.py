@@ -16,13 +16,13 @@ from kvpool.api import server
 from kvpool.api.local import LocalSource
 from kvpool.api.service import Service
 from kvpool.daemon.lock import DaemonLock
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, WrongUse
 
 LOOK_S = 10.0  # how often it is seen whether the machine still has pools
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM. Returns the exit code: 0 after a signal, 1 for a failure."""
+    """Serve until SIGTERM. Returns the exit code: 0 after a signal, 1 for a failure, 2 for wrong use."""
     parser = argparse.ArgumentParser(prog="kvpool.api", description=__doc__)
     parser.add_argument("--listen", default="127.0.0.1", help="address; other than loopback needs a token")
     parser.add_argument("--port", type=int, default=server.DEFAULT_PORT, help="0 takes a free one")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server.serve(service, listener, proxies)
     except KvpoolError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return 2 if isinstance(error, WrongUse) else 1
     return 0
 
 

@@ -17,7 +17,7 @@ from kvpool.api.guard import LOOPBACK_NAMES
 from kvpool.api.history import History, MemoryHistory
 from kvpool.api.service import Service
 from kvpool.daemon.log import log_to_stderr
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, WrongUse
 from kvpool.quantity import shown
 
 TOKEN_ENV = "KVPOOL_API_TOKEN"
@@ -72,12 +72,12 @@ def open_metrics_for(address: str) -> bool:
     return is_loopback(address)
 
 
-def history_for(url: str | None) -> History:
-    """In Redis when a URL is given, else when the environment has one, else in memory.
+def history_for(given: str | None) -> History:
+    """In Redis when --redis gives a URL, else when the environment has one, else in memory.
 
-    Raises:  KvpoolError for a URL that is none, or when the package is missing.
+    Raises:  WrongUse for a URL that is none, KvpoolError when the package is missing.
     """
-    url = url or os.environ.get(REDIS_ENV)
+    url = given or os.environ.get(REDIS_ENV)
     if not url:
         return MemoryHistory()
     try:
@@ -87,7 +87,8 @@ def history_for(url: str | None) -> History:
     except ImportError:
         raise KvpoolError("a history in Redis needs its client: pip install 'kvpool[redis]'.") from None
     except ValueError:
-        raise KvpoolError(f"{REDIS_ENV} is no URL of a Redis; write redis://HOST:6379/0.") from None
+        name = "--redis" if given else REDIS_ENV
+        raise WrongUse(f"{name} is no URL of a Redis; write one like redis://HOST:6379/0.") from None
 
 
 PROXY_HELP = "a proxy whose X-Forwarded-For says who asks, like 10.0.0.0/8; may be repeated"
@@ -98,8 +99,8 @@ def hosts_for(address: str, allowed: list[str]) -> frozenset[str] | None:
     return LOOPBACK_NAMES | frozenset(allowed) if is_loopback(address) else None
 
 
-def listening(address: str, port: int) -> socket.socket:
-    """A socket that listens. Raises: KvpoolError when the port is taken."""
+def listening(address: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket that listens. Raises: KvpoolError when the port is taken; `option` chooses another."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -110,7 +111,7 @@ def listening(address: str, port: int) -> socket.socket:
         listener.close()
         raise KvpoolError(
             f"the status API cannot listen on {address} port {port}: {error.strerror}. "
-            "Choose another with --port."
+            f"Choose another with {option}."
         ) from None
     return listener
 
@@ -122,12 +123,12 @@ def url_of(listener: socket.socket) -> str:
 
 
 def proxies_for(given: Sequence[str]) -> str:
-    """Whose X-Forwarded-For is believed, for uvicorn. Raises: KvpoolError for what is no address."""
+    """Whose X-Forwarded-For is believed, for uvicorn. Raises: WrongUse for what is no address."""
     for proxy in given:
         try:
             ipaddress.ip_network(proxy, strict=False)
         except ValueError:
-            raise KvpoolError(
+            raise WrongUse(
                 f"--trusted-proxy {shown(proxy)} is no address. Write one like 10.0.0.7, or 10.0.0.0/8."
             ) from None
     return ",".join(given)

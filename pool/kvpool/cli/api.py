@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,7 +17,7 @@ from kvpool import paths
 from kvpool.api import DEFAULT_PORT
 from kvpool.cli import output as out
 from kvpool.daemon.lock import holder, stop
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, WrongUse
 
 PORT_ENV = "KVPOOL_API_PORT"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -48,22 +49,31 @@ class Wanted:
 def wanted(port: int | None, no_api: bool) -> Wanted | None:
     """What the options and the environment say; None for no API.
 
-    Raises:  KvpoolError for a port that is none, or when the API was asked for and its packages are missing.
+    Raises:  WrongUse for a port that is none, KvpoolError when the API was asked for and its packages are
+             missing.
     """
+    if no_api and port is not None:
+        raise WrongUse("--api and --no-api contradict each other; give one of them.")
     if no_api:
         return None
-    given = os.environ.get(PORT_ENV, "")
-    if port is None and given == "off":
+    if port is None and os.environ.get(PORT_ENV) == "off":
         return None
-    if port is None and given:
-        if not given.isdecimal() or int(given) > 65535:
-            raise KvpoolError(f"{PORT_ENV} is not a port; set it to a number up to 65535, or to off.")
-        port = int(given)
+    if port is None:
+        port = _port_of_environment()
     result = Wanted(DEFAULT_PORT if port is None else port, asked=port is not None)
     missing = _missing()
     if missing and result.asked:
         raise KvpoolError(missing)
     return result
+
+
+def _port_of_environment() -> int | None:
+    given = os.environ.get(PORT_ENV, "")
+    if given in ("", "off"):
+        return None
+    if not given.isdecimal() or int(given) > 65535:
+        raise WrongUse(f"{PORT_ENV} is not a port; set it to a number up to 65535, or to off.")
+    return int(given)
 
 
 def _missing() -> str:
@@ -85,7 +95,12 @@ def start(asked: Wanted | None) -> str | None:
         out.note(f"no status API: {missing} Or leave it out with --no-api.")
         return None
     try:
-        return _running() or _started(asked.port)
+        url = _running()
+        if url is None:
+            return _started(asked.port)
+        if asked.port not in (0, urlsplit(url).port) and asked.asked:
+            out.note(f"the status API already runs at {url}, for all pools of this machine")
+        return url
     except KvpoolError as error:
         out.note(f"no status API: {error}")
         return None
@@ -113,7 +128,7 @@ def _started(port: int) -> str:
     from kvpool.api import server  # late: the packages may be missing
 
     try:
-        listener = server.listening("127.0.0.1", port)
+        listener = server.listening("127.0.0.1", port, "--api")
     except KvpoolError:
         deadline = time.monotonic() + 2  # another `kvpool up` may be just starting it
         while time.monotonic() < deadline:
@@ -154,10 +169,28 @@ def api(
     listen: Annotated[
         str, typer.Option("--listen", help="Address; other than loopback needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            min=0,
+            max=65535,
+            help=f"0 takes a free one; else {PORT_ENV}, else {DEFAULT_PORT}.",
+            show_default=False,
+        ),
+    ] = None,
     token_file: Annotated[
         str | None,
         typer.Option("--token-file", help="File with a token that each request needs.", show_default=False),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Another name by which it may be asked on loopback; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     redis: Annotated[
         str | None,
@@ -187,14 +220,16 @@ def api(
     server.start_logging()
     proxies = server.proxies_for(trusted_proxy or [])
     access = server.access_for(listen, server.static_token(token_file))
-    listener = server.listening(listen, port)
-    out.note(f"status API: {server.url_of(listener)}")
     history = server.history_for(redis)
+    if port is None:
+        port = _port_of_environment()
+    listener = server.listening(listen, DEFAULT_PORT if port is None else port)
     service = Service(
         LocalSource(),
         history=history,
         access=access,
-        hosts=server.hosts_for(listen, []),
+        hosts=server.hosts_for(listen, allow_host or []),
         open_metrics=server.open_metrics_for(listen),
     )
+    out.note(f"status API: {server.url_of(listener)}")
     server.serve(service, listener, proxies)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from kvpool.errors import KvpoolError, ManifestError
+from kvpool.errors import KvpoolError, ManifestError, WrongUse
 from kvpool.quantity import human_bytes
 from kvpool.spec import InvalidManifest
 
@@ -129,7 +129,8 @@ def _fail(error: KvpoolError, as_json: bool) -> NoReturn:
             ]
         print_json({"error": described})
     note(f"error: {error}")
-    raise typer.Exit(EXIT_WRONG_USE if isinstance(error, ManifestError) else EXIT_FAILED) from None
+    wrong = isinstance(error, (ManifestError, WrongUse))
+    raise typer.Exit(EXIT_WRONG_USE if wrong else EXIT_FAILED) from None
 
 
 def wrong_use(text: str) -> NoReturn:
