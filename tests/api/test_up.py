@@ -104,7 +104,7 @@ def test_up_packages_missing_is_a_note_or_an_error_when_asked(
     monkeypatch.setattr(api, "NEEDED", ("fastapi", "no_such_package"))
     refused = run("up", "-f", "one.yaml", "--api", "0")
     assert refused.exit_code == 1
-    assert "needs no_such_package: pip install 'kvpool[api]'" in refused.stderr
+    assert "needs no_such_package: pip install '.[api]'" in refused.stderr
     assert not paths.pool_names()  # refused before anything was made
     monkeypatch.setenv(api.PORT_ENV, "")
     done = run("up", "-f", "one.yaml")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("grpc", reason="no grpcio in this environment: pip install 'kvpool[operator]'")
+pytest.importorskip("grpc", reason="no grpcio in this environment: pip install '.[operator]'")
 
 import grpc
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("grpc", reason="no grpcio in this environment: pip install 'kvpool[operator]'")
+pytest.importorskip("grpc", reason="no grpcio in this environment: pip install '.[operator]'")
 
 from kube.apiserver import ApiServer, free_ports
 from kube.charts import Helm, running

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-pytest.importorskip("grpc", reason="no grpcio in this environment: pip install 'kvpool[operator]'")
+pytest.importorskip("grpc", reason="no grpcio in this environment: pip install '.[operator]'")
 
 from kvpool.cxl import Composed, Device, Memory
 from kvpool_operator.dra import cdi, pools, regions, slices, wire

@@ -85,7 +85,9 @@ def history_for(given: str | None) -> History:
 
         return RedisHistory(url)
     except ImportError:
-        raise KvpoolError("a history in Redis needs its client: pip install 'kvpool[redis]'.") from None
+        raise KvpoolError(
+            "a history in Redis needs its client: pip install '.[redis]' in a checkout of kvpool."
+        ) from None
     except ValueError:
         name = "--redis" if given else REDIS_ENV
         raise WrongUse(f"{name} is no URL of a Redis; write one like redis://HOST:6379/0.") from None

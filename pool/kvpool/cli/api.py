@@ -80,7 +80,8 @@ def _missing() -> str:
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
         return ""
-    return f"the status API needs {', '.join(absent)}: pip install 'kvpool[api]' into this environment."
+    needed = ", ".join(absent)
+    return f"the status API needs {needed}: pip install '.[api]' in a checkout, into this environment."
 
 
 def start(asked: Wanted | None) -> str | None:
