@@ -146,37 +146,6 @@ def test_destroy_refuses_a_kvpool_region_unless_told_twice(backend: FileBackend)
     backend.destroy(UUID_A)
 
 
-def test_bytes_outlive_their_region_until_its_memories_have_another_use(backend: FileBackend) -> None:
-    path = _formatted(backend, 32 * MIB)
-    before = Path(path).read_bytes()
-    backend.destroy(UUID_A, with_blocks=True)
-    assert list((backend.folder / "regions").iterdir()) == []
-    assert backend.compose(wanted()).device is not None
-    assert Path(path).read_bytes() == before
-    assert list((backend.folder / "kept").iterdir()) == []
-    backend.destroy(UUID_A, with_blocks=True)
-    backend.compose(wanted(16 * MIB, "0x2", uuid=UUID_B))
-    assert len(list((backend.folder / "kept").iterdir())) == 2, "the other memory's bytes are not touched"
-    backend.destroy(UUID_B)
-    backend.compose(wanted(16 * MIB, "0x1", uuid=UUID_B))
-    backend.destroy(UUID_B)
-    assert [path.stem for path in (backend.folder / "kept").glob("*.dax")] == [str(UUID_B)]
-    backend.compose(wanted())
-    assert Path(path).read_bytes() == bytes(32 * MIB)
-    assert list((backend.folder / "kept").iterdir()) == []
-
-
-def test_bytes_are_given_back_also_when_destroy_was_killed_halfway(backend: FileBackend) -> None:
-    path = _formatted(backend, 32 * MIB)
-    before, recipe = Path(path).read_bytes(), backend.folder / "regions" / f"{UUID_A}.json"
-    said = recipe.read_text()
-    backend.destroy(UUID_A, with_blocks=True)
-    recipe.write_text(said)  # it is removed last
-    assert [region.device for region in backend.regions()] == [None]
-    backend.compose(wanted())
-    assert Path(path).read_bytes() == before
-
-
 def test_destroy_of_a_damaged_superblock_is_no_valid_one(backend: FileBackend) -> None:
     made = backend.compose(wanted())
     assert made.device is not None

@@ -125,7 +125,7 @@ def destroy(
     backend: BackendOption = "sysfs",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Remove a region and its device from this machine; none there is no error. Its bytes are not erased.
+    """Remove a region and its device from this machine; none there is no error.
 
     The UUID 00000000-0000-0000-0000-000000000000 stands for what a crash left before it had one.
     """

@@ -4,8 +4,6 @@
                              "problem": "", "poison": [[4096, 64]]}; all but the size may be left out
     regions/UUID.json        how a region is composed; written first and removed last
     regions/UUID.dax         its bytes, sparse
-    kept/UUID.json, .dax     the same of a region that was destroyed: its bytes are where they were, until its
-                             memories are composed into another region
     lock                     held by whoever changes something
 
 Several processes, and several machines, may use one folder: they agree on a region by its UUID.
@@ -88,7 +86,6 @@ class FileBackend:
                 _write(self._recipe_path(wanted.uuid), recipe.to_object())
             try:
                 self._make_bytes(there or recipe)
-                self._drop_overwritten(there or recipe)
             except OSError as error:
                 if there is None:
                     self._recipe_path(wanted.uuid).unlink(missing_ok=True)
@@ -125,7 +122,7 @@ class FileBackend:
                 refuse_mapped(str(path))
                 if not with_blocks:
                     refuse_blocks(uuid, str(path))
-                self._keep_bytes(uuid)
+                path.unlink()
             self._recipe_path(uuid).unlink(missing_ok=True)
 
     # -- files ---------------------------------------------------------------------------------------------
@@ -134,7 +131,7 @@ class FileBackend:
     def _changing(self) -> Iterator[None]:
         """One process at a time changes the folder."""
         try:
-            for name in ("memories", "regions", "kept"):
+            for name in ("memories", "regions"):
                 (self.folder / name).mkdir(exist_ok=True)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
@@ -142,7 +139,7 @@ class FileBackend:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # What a process that was killed had begun: nobody else writes now.
-            for pattern in ("memories/.*", "regions/.*", "regions/*.new", "kept/.*"):
+            for pattern in ("memories/.*", "regions/.*", "regions/*.new"):
                 for begun in self.folder.glob(pattern):
                     begun.unlink(missing_ok=True)
             yield
@@ -157,9 +154,6 @@ class FileBackend:
 
     def _bytes_path(self, uuid: UUID) -> Path:
         return self.folder / "regions" / f"{uuid}.dax"
-
-    def _kept_path(self, uuid: UUID, ending: str) -> Path:
-        return self.folder / "kept" / f"{uuid}.{ending}"
 
     def _recipe(self, path: Path) -> _Recipe | None:
         try:
@@ -179,10 +173,6 @@ class FileBackend:
         if path.exists():
             os.truncate(path, recipe.size_bytes)
             return
-        kept = self._kept_path(recipe.uuid, "dax")
-        if kept.exists() and self._recipe(self._kept_path(recipe.uuid, "json")) == recipe:
-            os.replace(kept, path)
-            return
         began = path.with_suffix(".new")
         try:
             with open(began, "wb") as file:
@@ -192,23 +182,6 @@ class FileBackend:
         except OSError:
             began.unlink(missing_ok=True)
             raise
-
-    def _keep_bytes(self, uuid: UUID) -> None:
-        """Sets a region's bytes aside; memory forgets nothing either when a region of it goes."""
-        recipe = self._recipe(self._recipe_path(uuid))
-        if recipe is None:  # nobody knows what they are bytes of
-            self._bytes_path(uuid).unlink()
-            return
-        _write(self._kept_path(uuid, "json"), recipe.to_object())
-        os.replace(self._bytes_path(uuid), self._kept_path(uuid, "dax"))
-
-    def _drop_overwritten(self, recipe: _Recipe) -> None:
-        """Drops what is kept of regions whose memories have a new use."""
-        for path in (self.folder / "kept").glob("*.json"):
-            kept = self._recipe(path)
-            if kept is not None and set(kept.memories) & set(recipe.memories):
-                path.with_suffix(".dax").unlink(missing_ok=True)
-                path.unlink()
 
     def _composed(self, recipe: _Recipe, memories: list[Memory]) -> Composed:
         path = self._bytes_path(recipe.uuid)
