@@ -196,6 +196,8 @@ def _region_lines(region: Composed) -> list[str]:
     """A region in two lines: a table with UUIDs and paths is too wide for terminals."""
     memories = f" of {', '.join(region.memories)}" if region.memories else ""
     first = f"region {region.uuid}: {human_bytes(region.size_bytes)}{memories}"
+    if region.problem:
+        return [first, f"  {region.problem}"]
     if len(region.memories) > 1:
         first += f", interleaved by {region.granularity_bytes} bytes"
     device = region.device

@@ -74,6 +74,7 @@ class Composed:
     size_bytes: int
     granularity_bytes: int
     device: Device | None  # None: composed in part, as a crash leaves it
+    problem: str = ""  # why it cannot be used, and what to do; what is not known of it is empty then
 
 
 class Backend(Protocol):

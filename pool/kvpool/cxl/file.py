@@ -3,7 +3,7 @@
     memories/0xc1.json       a memory: {"sizeBytes": 1073741824, "numaNode": 0, "healthy": true,
                              "problem": "", "poison": [[4096, 64]]}; all but the size may be left out
     regions/UUID.json        how a region is composed; written first and removed last
-    regions/UUID.dax         its bytes, sparse
+    regions/UUID.dax         its bytes, sparse; never smaller than its recipe says once that is written
     lock                     held by whoever changes something
 
 Several processes, and several machines, may use one folder: they agree on a region by its UUID.
@@ -16,14 +16,15 @@ import fcntl
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from kvpool.cxl.backend import ALIGN_BYTES, Composed, ComposeError, Device, Memory, Wanted
-from kvpool.cxl.refusals import Geometry, chosen, fitting_size, refuse_other_geometry, refuse_taken
+from kvpool.cxl.backend import GRANULARITY_BYTES, Composed, ComposeError, Device, Memory, Wanted
+from kvpool.cxl.described import SIZE_END, Recipe, memory_from, poison_in, serials_in
+from kvpool.cxl.refusals import chosen, fitting_size, refuse_other_geometry, refuse_taken
 from kvpool.cxl.users import refuse_blocks, refuse_cut, refuse_mapped
 
 
@@ -53,6 +54,10 @@ class FileBackend:
         except OSError as error:
             raise ComposeError(f"{folder}: {error.strerror}; it is to hold the CXL memories.") from None
         backend = cls(folder)
+        if not 0 < size_bytes < SIZE_END:
+            raise ComposeError(
+                f"a memory of {size_bytes} bytes cannot be; it has 1 to 2^62. Nothing was made."
+            )
         with backend._changing():
             for number in range(1, count + 1):
                 path = backend._memory_path(hex(number))
@@ -64,25 +69,28 @@ class FileBackend:
 
     def memories(self) -> list[Memory]:
         paths = sorted((self.folder / "memories").glob("*.json"), key=lambda path: _order(path.stem))
-        return [_memory(path, f"mem{number}") for number, path in enumerate(paths)]
+        return [memory_from(path, f"mem{number}") for number, path in enumerate(paths)]
 
     def regions(self) -> list[Composed]:
-        memories, found = self.memories(), []
-        for path in sorted((self.folder / "regions").glob("*.json")):
-            recipe = self._recipe(path)
-            if recipe is not None:
-                found.append(self._composed(recipe, memories))
-        return found
+        memories = self.memories()
+        stems = {
+            path.stem for kind in ("json", "dax") for path in (self.folder / "regions").glob(f"*.{kind}")
+        }
+        found = (self._found(uuid, memories) for uuid in sorted(_uuids(stems)))
+        return [region for region in found if region is not None]
 
     def compose(self, wanted: Wanted) -> Composed:
         with self._changing():
             memories = self.memories()
             recipe = _recipe_for(wanted, memories)
-            there = self._recipe(self._recipe_path(wanted.uuid))
+            there = self._recipe(wanted.uuid)
+            size = self._bytes_size(wanted.uuid)
             if there is not None:
                 refuse_other_geometry(wanted.uuid, recipe.geometry(), there.geometry())
             else:
                 refuse_taken(wanted, self.regions())
+                if size is not None and recipe.size_bytes < size:  # its recipe was lost
+                    refuse_cut(wanted.uuid, str(self._bytes_path(wanted.uuid)), recipe.size_bytes)
                 _write(self._recipe_path(wanted.uuid), recipe.to_object())
             try:
                 self._make_bytes(there or recipe)
@@ -95,30 +103,34 @@ class FileBackend:
     def resize(self, uuid: UUID, size_bytes: int) -> Composed:
         with self._changing():
             memories = self.memories()
-            there = self._recipe(self._recipe_path(uuid))
+            there = self._recipe(uuid)
             if there is None:
                 raise ComposeError(f"region {uuid} does not exist; compose it first. Nothing was changed.")
             asked = Wanted(uuid, there.memories, size_bytes, there.granularity_bytes, there.align_bytes)
             recipe = _recipe_for(asked, memories)
-            path = self._bytes_path(uuid)
-            if recipe.size_bytes < there.size_bytes and path.exists():
+            path, size = self._bytes_path(uuid), self._bytes_size(uuid)
+            # The file's own size counts: a crash may have left it larger than its recipe.
+            if size is not None and recipe.size_bytes < max(size, there.size_bytes):
                 refuse_cut(uuid, str(path), recipe.size_bytes)
                 refuse_mapped(str(path))
             try:
-                if path.exists():
-                    os.truncate(path, recipe.size_bytes)
-                _write(self._recipe_path(uuid), recipe.to_object())
                 self._make_bytes(recipe)
-            except OSError as error:
+                _write(self._recipe_path(uuid), recipe.to_object())
+                _set_size(path, recipe.size_bytes)
+            except (OSError, ComposeError) as error:
                 with contextlib.suppress(OSError):
-                    os.truncate(path, there.size_bytes)
+                    _set_size(path, there.size_bytes if size is None else size)
+                with contextlib.suppress(ComposeError):
+                    _write(self._recipe_path(uuid), there.to_object())
                 raise ComposeError(f"region {uuid}: {error}. It keeps its size.") from None
             return self._composed(recipe, memories)
 
     def destroy(self, uuid: UUID, *, with_blocks: bool = False) -> None:
         with self._changing():
             path = self._bytes_path(uuid)
-            if path.exists():
+            if self._recipe_path(uuid).is_dir():
+                raise ComposeError(f"{self._recipe_path(uuid)} is a folder; remove it. Nothing was changed.")
+            if self._bytes_size(uuid) is not None:
                 refuse_mapped(str(path))
                 if not with_blocks:
                     refuse_blocks(uuid, str(path))
@@ -133,7 +145,7 @@ class FileBackend:
         try:
             for name in ("memories", "regions"):
                 (self.folder / name).mkdir(exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
         except OSError as error:
             raise ComposeError(f"{self.folder}: {error}. Nothing was changed.") from None
         try:
@@ -141,7 +153,8 @@ class FileBackend:
             # What a process that was killed had begun: nobody else writes now.
             for pattern in ("memories/.*", "regions/.*", "regions/*.new"):
                 for begun in self.folder.glob(pattern):
-                    begun.unlink(missing_ok=True)
+                    if begun.is_symlink() or begun.is_file():
+                        begun.unlink(missing_ok=True)
             yield
         finally:
             os.close(lock)
@@ -155,27 +168,42 @@ class FileBackend:
     def _bytes_path(self, uuid: UUID) -> Path:
         return self.folder / "regions" / f"{uuid}.dax"
 
-    def _recipe(self, path: Path) -> _Recipe | None:
+    def _recipe(self, uuid: UUID) -> Recipe | None:
+        path = self._recipe_path(uuid)
         try:
-            return _Recipe.from_object(UUID(path.stem), json.loads(path.read_text()))
+            return Recipe.from_file(uuid, path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise ComposeError(
-                f"{path} cannot be read ({error!r}): it says how a region is composed. Nothing was changed. "
-                "Write it again, or remove it with the .dax file beside it if nobody needs its bytes."
+                f"{path} cannot be read ({error}): it says how a region is composed. Nothing was changed. "
+                "Write it again; or destroy the region, if nobody needs its bytes."
             ) from None
 
-    def _make_bytes(self, recipe: _Recipe) -> None:
-        path = self._bytes_path(recipe.uuid)
-        if path.exists() and path.stat().st_size >= recipe.size_bytes:
-            return
-        if path.exists():
-            os.truncate(path, recipe.size_bytes)
+    def _bytes_size(self, uuid: UUID) -> int | None:
+        """The size of a region's file; None: there is none. Raises: ComposeError for anything but a file."""
+        path = self._bytes_path(uuid)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise ComposeError(
+                f"{path} is no regular file, as a region's bytes are. Nothing was changed. Links are not "
+                "followed: remove what is there, or put the file itself in its place."
+            )
+        return found.st_size
+
+    def _make_bytes(self, recipe: Recipe) -> None:
+        """A file of at least the recipe's size; a larger one stays as it is."""
+        path, size = self._bytes_path(recipe.uuid), self._bytes_size(recipe.uuid)
+        if size is not None:
+            if size < recipe.size_bytes:
+                _set_size(path, recipe.size_bytes)
             return
         began = path.with_suffix(".new")
         try:
-            with open(began, "wb") as file:
+            with open(began, "xb") as file:
                 file.truncate(recipe.size_bytes)
             os.chmod(began, 0o660)
             os.replace(began, path)
@@ -183,90 +211,65 @@ class FileBackend:
             began.unlink(missing_ok=True)
             raise
 
-    def _composed(self, recipe: _Recipe, memories: list[Memory]) -> Composed:
+    def _found(self, uuid: UUID, memories: list[Memory]) -> Composed | None:
+        """A region as it is, also one that cannot be used; None: it has just gone."""
+        size: int | None = None
+        try:
+            size = self._bytes_size(uuid)
+            recipe = self._recipe(uuid)
+            if recipe is not None:
+                return self._composed(recipe, memories)
+            if self._bytes_size(uuid) is None or self._recipe_path(uuid).exists():
+                return None
+            problem = (
+                f"{uuid}.json is missing, so its memories are not known and count as free: compose it with "
+                "the same memories in the same order and granularity, or destroy it"
+            )
+        except ComposeError as error:
+            problem = str(error)
+        serials = serials_in(self._recipe_path(uuid))
+        return Composed(uuid, serials, size or 0, GRANULARITY_BYTES, None, problem)
+
+    def _composed(self, recipe: Recipe, memories: list[Memory]) -> Composed:
         path = self._bytes_path(recipe.uuid)
         device = None
         if path.exists():
             by_serial = {memory.serial: memory for memory in memories}
             parts = [by_serial[serial] for serial in recipe.memories if serial in by_serial]
             nodes = {memory.numa_node for memory in parts}
-            poison = _poison(recipe, parts) if len(parts) == len(recipe.memories) else ()
+            poison = poison_in(recipe, parts) if len(parts) == len(recipe.memories) else ()
             node = nodes.pop() if len(nodes) == 1 else None
             device = Device(str(path), recipe.size_bytes, recipe.align_bytes, node, poison)
         return Composed(recipe.uuid, recipe.memories, recipe.size_bytes, recipe.granularity_bytes, device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """How a region is composed."""
-
-    uuid: UUID
-    memories: tuple[str, ...]
-    size_bytes: int
-    granularity_bytes: int
-    align_bytes: int
-
-    def to_object(self) -> dict[str, Any]:
-        return {
-            "memories": list(self.memories),
-            "sizeBytes": self.size_bytes,
-            "granularityBytes": self.granularity_bytes,
-            "alignBytes": self.align_bytes,
-        }
-
-    def geometry(self) -> Geometry:
-        return Geometry(self.memories, self.size_bytes, self.granularity_bytes, self.align_bytes)
-
-    @classmethod
-    def from_object(cls, uuid: UUID, d: dict[str, Any]) -> _Recipe:
-        return cls(
-            uuid,
-            tuple(str(serial) for serial in d["memories"]),
-            int(d["sizeBytes"]),
-            int(d["granularityBytes"]),
-            int(d.get("alignBytes", ALIGN_BYTES)),
-        )
-
-
-def _recipe_for(wanted: Wanted, memories: list[Memory]) -> _Recipe:
+def _recipe_for(wanted: Wanted, memories: list[Memory]) -> Recipe:
     """The recipe for what is wanted. Raises: ComposeError when it cannot be had."""
     parts = chosen(wanted, memories)
     step = math.lcm(wanted.align_bytes, wanted.granularity_bytes * len(parts))
     size = fitting_size(wanted, parts, step)
-    return _Recipe(wanted.uuid, wanted.memories, size, wanted.granularity_bytes, wanted.align_bytes)
+    if size >= SIZE_END:
+        raise ComposeError(f"region {wanted.uuid}: no file has {size} bytes. Nothing was changed.")
+    return Recipe(wanted.uuid, wanted.memories, size, wanted.granularity_bytes, wanted.align_bytes)
 
 
-def _poison(recipe: _Recipe, parts: list[Memory]) -> tuple[tuple[int, int], ...]:
-    """The memories' bad ranges as ranges of the region, through the interleaving."""
-    granule, ways, found = recipe.granularity_bytes, len(parts), []
-    for way, memory in enumerate(parts):
-        for first, length in memory.poison:
-            at, end = first, first + length
-            while at < end:
-                step = end - at if ways == 1 else min(granule - at % granule, end - at)
-                place = at if ways == 1 else (at // granule * ways + way) * granule + at % granule
-                if place < recipe.size_bytes:
-                    found.append((place, min(step, recipe.size_bytes - place)))
-                at += step
-    return tuple(sorted(found))
+def _uuids(stems: set[str]) -> list[UUID]:
+    """Those of the names that are a region's, written as this backend writes them."""
+    found = []
+    for stem in stems:
+        with contextlib.suppress(ValueError):
+            if str(UUID(stem)) == stem:
+                found.append(UUID(stem))
+    return found
 
 
-def _memory(path: Path, name: str) -> Memory:
-    """What the file of a memory says; a file that cannot be used is an ill memory, not an error."""
+def _set_size(path: Path, size_bytes: int) -> None:
+    """Of the file itself, never of what a link leads to."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        d = json.loads(path.read_text())
-        node = d.get("numaNode")
-        return Memory(
-            serial=path.stem,
-            name=name,
-            size_bytes=int(d["sizeBytes"]),
-            numa_node=None if node is None else int(node),
-            healthy=bool(d.get("healthy", True)),
-            problem=str(d.get("problem", "")),
-            poison=tuple((int(first), int(length)) for first, length in d.get("poison", ())),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Memory(path.stem, name, 0, healthy=False, problem=f"{path.name} cannot be read: {error!r}")
+        os.ftruncate(fd, size_bytes)
+    finally:
+        os.close(fd)
 
 
 def _order(serial: str) -> tuple[int, str]:
@@ -280,7 +283,10 @@ def _write(path: Path, described: dict[str, Any]) -> None:
     """Written beside and renamed: readers never see half of it."""
     began = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        began.write_text(json.dumps(described) + "\n")
+        with began.open("w") as file:
+            file.write(json.dumps(described) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(began, path)
     except OSError as error:
         began.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ class Geometry:
 
 def chosen(wanted: Wanted, memories: Sequence[Memory]) -> list[Memory]:
     """The wanted memories. Raises: ComposeError for numbers that no region can have, and ill memories."""
-    _check_numbers(wanted)
+    check_numbers(wanted)
     by_serial = {memory.serial: memory for memory in memories}
     for serial in wanted.memories:
         memory = by_serial.get(serial)
@@ -89,7 +89,8 @@ def refuse_other_geometry(uuid: UUID, asked: Geometry, there: Geometry) -> None:
         )
 
 
-def _check_numbers(wanted: Wanted) -> None:
+def check_numbers(wanted: Wanted) -> None:
+    """Raises: ComposeError for numbers that no region can have."""
     name, ways, unchanged = f"region {wanted.uuid}", len(wanted.memories), "Nothing was changed."
     if not wanted.uuid.int:
         raise ComposeError(
