@@ -260,7 +260,7 @@ def test_cdi_file_has_one_device_named_by_the_claim(tmp_path: Path) -> None:
 
 def test_checkpoint_keeps_records_and_takes_damage_for_nothing(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
-    record = Record(REF, "prepared", of_memories("0x1").results, "r", "Delete")
+    record = Record(REF, "prepared", of_memories("0x1").results, str(UUID(int=5)), "Delete")
     checkpoint.write(record)
     assert Checkpoint(tmp_path).read(UID) == record
     (tmp_path / "claims" / f"{UID}.json").write_text('{"version": 1, "ref"')

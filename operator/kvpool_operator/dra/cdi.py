@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvpool_operator.dra.allocation import UID
 from kvpool_operator.names import DRIVER
 
 CDI_VERSION = "0.7.0"  # the first with additionalGids
@@ -89,6 +90,8 @@ class Folder:
         self._path = path
 
     def file(self, uid: str) -> Path:
+        if not UID.fullmatch(uid):  # it becomes part of a path
+            raise ValueError(f"{uid!r} is no uid of a claim")
         return self._path / f"{_PREFIX}{uid}.json"
 
     def has(self, uid: str) -> bool:
@@ -96,6 +99,7 @@ class Folder:
 
     def write(self, uid: str, given: Given) -> None:
         """The claim's file, completely or not at all."""
+        made = self.file(uid)
         self._path.mkdir(parents=True, exist_ok=True)
         # The runtime reads *.json only. One name for all: what a killed process had begun is written over,
         # and the claim's lock keeps others away.
@@ -105,7 +109,7 @@ class Folder:
                 json.dump(spec(uid, given), file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(making, self.file(uid))
+            os.replace(making, made)
         finally:
             making.unlink(missing_ok=True)
 
@@ -114,8 +118,9 @@ class Folder:
 
     def uids(self) -> set[str]:
         """The claims that have a file."""
-        found = self._path.glob(f"{_PREFIX}*.json")
-        return {path.name.removeprefix(_PREFIX).removesuffix(".json") for path in found}
+        names = (path.name for path in self._path.glob(f"{_PREFIX}*.json"))
+        found = {name.removeprefix(_PREFIX).removesuffix(".json") for name in names}
+        return {uid for uid in found if UID.fullmatch(uid)}
 
     def unfinished(self) -> Iterable[Path]:
         """What a killed process had begun to write."""

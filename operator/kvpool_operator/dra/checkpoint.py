@@ -12,13 +12,15 @@ import fcntl
 import json
 import logging
 import os
+import re
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 from kvpool_operator.dra.allocation import UID, ClaimRef, Result
+from kvpool_operator.dra.parameters import POLICIES
 
 log = logging.getLogger("kvpool.dra")
 
@@ -26,6 +28,8 @@ VERSION = 1
 _LOCKS = 1 << 16
 
 State = Literal["preparing", "prepared", "released"]
+_STATES = get_args(State)
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a namespace or claim; part of addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Checkpoint:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._here: dict[int, asyncio.Lock] = {}
+        self._damaged: dict[str, str] = {}  # what was said of records already
 
     def close(self) -> None:
         os.close(self._lock)
@@ -77,21 +82,17 @@ class Checkpoint:
         """The claim's record; one that cannot be read counts as none."""
         path = self._path(uid)
         try:
-            found = json.loads(path.read_text())
-            if found["version"] != VERSION or found["ref"]["uid"] != uid:
-                raise ValueError(f"version {found['version']} for {found['ref']['uid']}")
-            return Record(
-                ClaimRef(**found["ref"]),
-                found["state"],
-                tuple(Result(**result) for result in found["results"]),
-                found["region"],
-                found["policy"],
-            )
+            record = _record(uid, json.loads(path.read_text()))
         except FileNotFoundError:
+            record = None
+        except (OSError, ValueError, RecursionError) as error:
+            said = str(error) or type(error).__name__
+            if self._damaged.get(uid) != said:  # it is looked at again and again
+                self._damaged[uid] = said
+                log.error("checkpoint_unreadable claim=%s error=%r", uid, said)
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.error("checkpoint_unreadable claim=%s error=%r", uid, str(error))
-            return None
+        self._damaged.pop(uid, None)
+        return record
 
     def write(self, record: Record) -> None:
         """Completely or not at all, also when the machine loses power."""
@@ -108,6 +109,7 @@ class Checkpoint:
 
     def remove(self, uid: str) -> None:
         self._path(uid).unlink(missing_ok=True)
+        self._damaged.pop(uid, None)
 
     def uids(self) -> set[str]:
         return {path.stem for path in self._folder.glob("*.json") if UID.fullmatch(path.stem)}
@@ -120,3 +122,42 @@ class Checkpoint:
         if not UID.fullmatch(uid):  # it becomes part of a path
             raise ValueError(f"{uid!r} is no uid of a claim")
         return self._folder / f"{uid}.json"
+
+
+def _record(uid: str, found: Any) -> Record:
+    """The claim's record out of its file. Raises: ValueError, with what is wrong."""
+    d = _fields(found, "record", ("version", "ref", "state", "results", "region", "policy"))
+    if type(d["version"]) is not int or d["version"] != VERSION:
+        raise ValueError(f"version {d['version']!r}, and this build reads {VERSION}")
+    ref = ClaimRef(**_texts(d["ref"], "ref", ("namespace", "name", "uid")))
+    if ref.uid != uid or not _NAME.fullmatch(ref.namespace) or not _NAME.fullmatch(ref.name):
+        raise ValueError(f"ref {ref.namespace!r}, {ref.name!r}, {ref.uid!r} is not of this claim")
+    results = d["results"]
+    if not isinstance(results, list) or not results:
+        raise ValueError("results is no list of devices")
+    region = d["region"]
+    if region != "" and not (isinstance(region, str) and UID.fullmatch(region)):
+        raise ValueError(f"region {region!r} is no UUID")
+    for key, words in (("state", _STATES), ("policy", POLICIES)):
+        if d[key] not in words:
+            raise ValueError(f"{key} {d[key]!r} is none of {', '.join(words)}")
+    return Record(
+        ref,
+        cast(State, d["state"]),
+        tuple(Result(**_texts(result, "result", ("request", "pool", "device"))) for result in results),
+        region,
+        d["policy"],
+    )
+
+
+def _fields(found: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(found, dict) or set(found) != set(keys):
+        raise ValueError(f"{name} is no object of {', '.join(keys)}")
+    return found
+
+
+def _texts(found: Any, name: str, keys: tuple[str, ...]) -> dict[str, str]:
+    fields = _fields(found, name, keys)
+    if not all(isinstance(text, str) and text for text in fields.values()):
+        raise ValueError(f"{name} has a field that is no text")
+    return fields

@@ -31,6 +31,7 @@ class Leftovers:
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
         self._wake = asyncio.Event()
+        self._from_before: set[str] = set()  # claims on record at the start that were not looked at since
 
     def wake(self) -> None:
         """Something was released: look soon."""
@@ -38,15 +39,16 @@ class Leftovers:
 
     async def run(self) -> None:
         """At the start everything, then what was released; until cancelled."""
-        pause, all_of_them = FIRST_S, True
+        pause, tidied = FIRST_S, False
         while True:
             try:
-                if all_of_them:
+                if not tidied:
+                    self._from_before = self._preparer.checkpoint.uids()
                     await self.tidy()
-                await self.release(gone_too=all_of_them)
-                all_of_them = False
-            except (*UNREACHABLE, ApiError) as error:
-                log.warning("leftovers_failed error=%r", str(error))
+                    tidied = True
+                await self.release()
+            except Exception:  # a folder that cannot be read: it is tried again
+                log.exception("leftovers_failed")
             try:
                 await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
@@ -61,34 +63,48 @@ class Leftovers:
             async with preparer.checkpoint.locked(uid):
                 # The record is written first and removed last: without one nobody is at work here.
                 if uid not in preparer.checkpoint.uids():
-                    preparer.cdi.remove(uid)
+                    try:
+                        preparer.cdi.remove(uid)
+                    except OSError as error:
+                        log.warning("leftover_kept cdi=%s error=%r", uid, str(error))
+                        continue
                     log.warning("leftover_removed cdi=%s", uid)
         _remove_old([*preparer.cdi.unfinished(), *preparer.checkpoint.unfinished()])
 
-    async def release(self, *, gone_too: bool = False) -> None:
-        """End what is on record for claims that are gone; with `gone_too` also what still counts as prepared.
+    async def release(self) -> None:
+        """End what is on record for claims that are gone, and at a start also what still counts as prepared.
 
         A claim that goes while its pod runs (its finalizer was taken off by hand) is left to the kubelet,
-        which takes it back when the pod ends; only a new start looks closer.
+        which takes it back when the pod ends; only a new start looks closer. Whatever happens to one record
+        keeps no other from being looked at.
         """
+        for uid in sorted(self._preparer.checkpoint.uids()):
+            try:
+                await self._release(uid, gone_too=uid in self._from_before)
+                self._from_before.discard(uid)
+            except (*UNREACHABLE, ApiError) as error:
+                log.warning("leftovers_failed claim=%s error=%r", uid, str(error) or type(error).__name__)
+            except Exception:
+                log.exception("leftovers_failed claim=%s", uid)
+
+    async def _release(self, uid: str, *, gone_too: bool) -> None:
         checkpoint = self._preparer.checkpoint
-        for uid in sorted(checkpoint.uids()):
+        record = checkpoint.read(uid)
+        if record is None or (record.state == "prepared" and not record.region and not gone_too):
+            return
+        claim = await self._preparer.claim(record.ref)
+        async with checkpoint.locked(uid):
             record = checkpoint.read(uid)
-            if record is None or (record.state == "prepared" and not record.region and not gone_too):
-                continue
-            claim = await self._preparer.claim(record.ref)
-            async with checkpoint.locked(uid):
-                record = checkpoint.read(uid)
-                if record is None:
-                    continue
-                if claim is None and (record.state != "prepared" or gone_too):
-                    await self._end(record)
-                elif claim is not None and record.region:
-                    # A pool's policy may change while its region is in use, and the claim may be gone before
-                    # it is taken back here.
-                    policy = self._preparer.policy_of(record, claim)
-                    if policy != record.policy:
-                        checkpoint.write(record.told(policy=policy))
+            if record is None:
+                return
+            if claim is None and (record.state != "prepared" or gone_too):
+                await self._end(record)
+            elif claim is not None and record.region:
+                # A pool's policy may change while its region is in use, and the claim may be gone before
+                # it is taken back here.
+                policy = self._preparer.policy_of(record, claim)
+                if policy != record.policy:
+                    checkpoint.write(record.told(policy=policy))
 
     async def _end(self, record: Record) -> None:
         preparer, ref = self._preparer, record.ref
@@ -152,3 +168,5 @@ def _remove_old(paths: Iterable[Path]) -> None:
                 path.unlink()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            log.warning("leftover_kept path=%s error=%r", path, str(error))
