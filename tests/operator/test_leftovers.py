@@ -128,7 +128,9 @@ def test_damaged_record_is_skipped_by_itself(
     assert BAD in told[0]
 
 
-@pytest.mark.parametrize("error", [ApiError("get", 500, "no"), OSError("no"), ZeroDivisionError("no")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ApiError("get", 500, "no"), OSError("no"), ZeroDivisionError("no")], ids=repr
+)
 def test_record_whose_claim_cannot_be_looked_at_is_in_no_others_way(place: Place, error: Exception) -> None:
     place.cluster.broken = error
     leftovers = place.leftovers
