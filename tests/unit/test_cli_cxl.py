@@ -44,6 +44,19 @@ def test_compose_prints_the_device_and_list_has_it(run: Run) -> None:
     assert lines[4].endswith(f"/regions/{UUID}.dax: 32.0 MiB, mappings of 2.0 MiB")
 
 
+def test_list_tells_of_bytes_without_a_recipe_and_of_ill_memories(run: Run, tmp_path: Path) -> None:
+    compose(run)
+    (tmp_path / "regions" / f"{UUID}.json").unlink()
+    (tmp_path / "memories" / "0x2.json").write_text('{"sizeBytes": 1e999}')
+    lines = run("list").stdout.splitlines()
+    assert lines[1].split()[-1] == "-", "whose memory it is, nobody knows"
+    assert "0x2.json cannot be read: sizeBytes is no whole number of at least 1, below 2^62" in lines[2]
+    assert lines[3] == f"region {UUID}: 32.0 MiB"
+    assert lines[4].startswith(f"  {UUID}.json is missing, so its memories are not known and count as free")
+    assert compose(run).exit_code == 0
+    assert run("list").stdout.splitlines()[3] == f"region {UUID}: 32.0 MiB of 0x1"
+
+
 def test_json_has_memories_and_regions(run: Run) -> None:
     made = json.loads(compose(run, "-o", "json").stdout)
     assert (made["uuid"], made["memories"], made["size_bytes"]) == (UUID, ["0x1"], 32 << 20)
