@@ -219,6 +219,14 @@ def test_a_region_that_exists_is_taken_as_it_is() -> None:
     assert (found.uuid, found.memories, found.size_bytes) == (there.uuid, ("0x2", "0x1"), GIB)
 
 
+def test_a_region_that_cannot_be_used_is_left_to_the_backend() -> None:
+    parameters = RegionParameters(tier=TierRef(pool().namespace, "prefix", "cxl"))
+    uuid = composed(None).uuid
+    for there in (Composed(uuid, (), 5, 256, None, "lost"), Composed(uuid, ("0x9",), 0, 256, None, "bad")):
+        found = regions.wanted(REF, of_memories("0x1"), parameters, memories(GIB), [there])
+        assert (found.uuid, found.memories, found.size_bytes) == (uuid, ("0x1",), GIB)
+
+
 @pytest.mark.parametrize(
     ("serials", "parameters", "said"),
     [

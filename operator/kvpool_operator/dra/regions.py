@@ -60,7 +60,7 @@ def wanted(
             f"({', '.join(serials)}) give {format_quantity(total)}. Ask for less, or for more memories."
         )
     there = next((region for region in regions if region.uuid == uuid), None)
-    if there is None or (there.problem and not there.memories):  # composing it says more
+    if there is None or there.problem:  # composing it tells whether it can be had
         return Wanted(uuid, serials, total, parameters.granularity_bytes, parameters.align_bytes)
     if set(there.memories) != set(serials):
         raise Refused(
