@@ -28,6 +28,7 @@ from kvpool.outcomes import (
 from kvpool.region import Role
 from kvpool.report import Counters, PrefillCurve
 from kvpool.spec import PoolSpec
+from kvpool.text import valid
 from kvpool.tiers.base import Tier
 
 _NEVER_STORED = CODE_BY_REASON[MissReason.NEVER_STORED]
@@ -205,7 +206,7 @@ class Pool:
     def record_saved(self, namespace: Namespace, seconds: float, blocks: int) -> None:
         """Counts the time that the caller would have computed, had it not loaded `blocks` blocks."""
         if self._report is not None and seconds > 0:
-            self._report.saved(namespace, round(seconds * 1e6), blocks)
+            self._report.saved(namespace, round(min(seconds, 1e9) * 1e6), blocks)
 
     def record_curve(self, curve: PrefillCurve) -> None:
         """Says how long the caller computes."""
@@ -239,9 +240,8 @@ class Pool:
             known = {d: n for tier in self.tiers for d, n in tier.known_namespaces().items()}
         except KvpoolError:  # a tier that fails gives its own reason to its blocks
             known = {}
-        stranger = digest.hex() not in known and any(
-            n.get("model") == keys.namespace.model for n in known.values()
-        )
+        model = valid(keys.namespace.model)  # as descriptions have it
+        stranger = digest.hex() not in known and any(n.get("model") == model for n in known.values())
         self._strangers[digest] = (now, stranger)
         return stranger
 

@@ -46,6 +46,7 @@ from kvpool.report import (
     SlotInfo,
     Usage,
 )
+from kvpool.text import flat
 
 log = logging.getLogger("kvpool.region")
 
@@ -585,5 +586,5 @@ def _description(text: str) -> dict[str, object]:
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return {"description": text}  # cut short to fit its row, or not ours
-    return parsed if isinstance(parsed, dict) else {"description": text}
+        parsed = None  # cut short to fit its row, or not ours
+    return flat(parsed if isinstance(parsed, dict) else {"description": text})

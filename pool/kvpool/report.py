@@ -250,6 +250,7 @@ class EngineReports:
     engines: list[EngineReport] = field(default_factory=list)
     namespaces: dict[str, NamespaceReport] = field(default_factory=dict)  # by digest, all engines since ever
     skipped: dict[str, str] = field(default_factory=dict)  # file -> why it was not read
+    left_out: int = 0  # processes of engines that are counted, and not in `engines`: they are too many
 
     @property
     def total(self) -> NamespaceCounts:
@@ -261,7 +262,12 @@ class EngineReports:
         for digest, more in other.namespaces.items():
             before = namespaces.get(digest)
             namespaces[digest] = more if before is None else before + more
-        return EngineReports(self.engines + other.engines, namespaces, self.skipped | other.skipped)
+        return EngineReports(
+            self.engines + other.engines,
+            namespaces,
+            self.skipped | other.skipped,
+            self.left_out + other.left_out,
+        )
 
     def grouped(self) -> EngineReports:
         """The same with one entry an engine: its processes are added, under the name of the first."""
@@ -270,7 +276,7 @@ class EngineReports:
             key = (report.host, report.engine) if report.engine else report.name
             before = found.get(key)
             found[key] = report if before is None else _joined(before, report)
-        return EngineReports(list(found.values()), self.namespaces, self.skipped)
+        return replace(self, engines=list(found.values()))
 
 
 def _joined(a: EngineReport, b: EngineReport) -> EngineReport:

@@ -130,6 +130,8 @@ def look(spec: PoolSpec) -> PoolView:
     view.notes += [
         f"engine report {name} is not counted: {why}" for name, why in view.reports.skipped.items()
     ]
+    if view.reports.left_out:
+        view.notes.append(f"{view.reports.left_out} engine processes more are counted, and not listed")
     return view
 
 

@@ -19,7 +19,6 @@ import pytest
 from children import children
 from kvpool import engine_file, engines, paths
 from kvpool.engine_file import FILE_BYTES, PAGE, SUFFIX
-from kvpool.errors import KvpoolError
 from kvpool.explain import explain
 from kvpool.keys import Namespace
 from kvpool.outcomes import MissReason
@@ -240,15 +239,15 @@ def test_foreign_files_are_not_touched(spec: PoolSpec) -> None:
     assert len(list(folder.iterdir())) == 6  # and the sums
 
 
-def test_damaged_sums_stop_the_folding_and_lose_nothing(spec: PoolSpec) -> None:
+def test_damaged_sums_are_kept_aside_and_counting_goes_on(spec: PoolSpec) -> None:
     use(spec, NS, 0)
     totals = paths.engines_path(NAME) / "totals.h0.json"
     totals.write_text('{"version": 1, "namespaces": [17]}')
-    with pytest.raises(KvpoolError, match="remove it to count anew"):
-        engines.Folder(NAME, 0).fold()
+    assert "moves it aside" in engines.look(NAME).skipped[totals.name]
     assert sums() == {NS.digest.hex(): FOUR}
-    totals.unlink()
     assert engines.Folder(NAME, 0).fold() == 1
+    assert sums() == {NS.digest.hex(): FOUR}
+    assert "17" in totals.with_suffix(".damaged").read_text()
 
 
 def test_counters_torn_off_by_another_process_do_not_reach_the_engine(spec: PoolSpec) -> None:

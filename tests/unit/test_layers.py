@@ -33,7 +33,9 @@ LAYERS: Mapping[str, int] = {
     "kvpool.litmus": 0,
     "kvpool.paths": 0,
     "kvpool.medium": 0,
+    "kvpool.text": 0,
     "kvpool.engine_file": 1,
+    "kvpool.engine_sums": 1,
     "kvpool.engines": 1,
     "kvpool.geometry": 1,
     "kvpool.region": 1,
@@ -82,6 +84,7 @@ OPERATOR_MAY_IMPORT = (
     "kvpool.report",
     "kvpool.rules",
     "kvpool.spec",
+    "kvpool.text",
 )
 # The status API of a cluster: the application is the pool's, its source and access are the operator's.
 API_MODULES = tuple(
