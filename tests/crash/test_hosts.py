@@ -152,7 +152,7 @@ def test_host_stopped_its_shard_adopted_woken_stores_nothing_until_it_has_the_sh
         assert zero.store(4 * DIGIT) == "fenced 0"
         wait_for_events(0, "ShardLost", "ShardReleased")
         wait_for_events(1, "ShardAdopted", "ShardAudited")
-        until(lambda: any("kvpool adopt --shard 0" in problem for problem in report(0)["problems"]), 10)
+        until(lambda: any("kvpool adopt two --shard 0" in problem for problem in report(0)["problems"]), 10)
         (pool,) = kvpool("status", "two")["pools"]
         assert pool["state"] == "Degraded"
         assert "fenced" in " ".join(kvpool("explain", "two")["problems"])

@@ -319,12 +319,12 @@ def owned(*owners: int, epoch: int = 0, acknowledged: list[int] | None = None) -
 
 def test_ownership_changes_are_events_and_a_lost_shard_a_problem() -> None:
     events = EventLog()
-    ownership = Ownership("cxl", 0, events)
+    ownership = Ownership("pool", "cxl", 0, events)
     ownership.look(owned(0, 1))
     assert events.to_object() == []
     ownership.look(owned(1, 1, epoch=4, acknowledged=[0]))
     assert [event["kind"] for event in events.to_object()] == ["ShardLost", "ShardReleased"]
-    assert "kvpool adopt --shard 0 --host 0 --epoch 5" in ownership.problem
+    assert "kvpool adopt pool --shard 0 --host 0 --epoch 5" in ownership.problem
     ownership.look(owned(0, 0, epoch=5))
     assert ownership.problem == ""
     (adopted,) = [event for event in events.to_object() if event["kind"] == "ShardAdopted"]

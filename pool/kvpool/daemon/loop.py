@@ -179,7 +179,7 @@ class Daemon:
 
     def _look_after(self, opened: OpenTier) -> None:
         name, shards = opened.tier.name, self.spec.shards(opened.tier)
-        self.owners[name] = Ownership(name, opened.shard, self.events)
+        self.owners[name] = Ownership(self.spec.name, name, opened.shard, self.events)
         opened.place = Place(self.spec.name, name, opened.path, self.events)
         if shards > 1:
             test = Litmus(opened.region, opened.shard, shards, opened.tier.coherence_mode)

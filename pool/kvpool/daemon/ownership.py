@@ -12,6 +12,7 @@ from kvpool.report import HeartbeatReport, ShardOwner
 class Ownership:
     """Whose the shards of one tier's region are; tells what changed between two heartbeats."""
 
+    pool: str
     tier: str
     shard: int  # of this host
     events: EventLog
@@ -52,7 +53,7 @@ class Ownership:
         return (
             f"host {now.host} owns shard {shard} since epoch {now.epoch}: engines of this host go on "
             "reading, and store nothing there (fenced). If this host is to write again, run here: "
-            f"kvpool adopt --shard {shard} --host {self.shard} --epoch {now.epoch + 1}"
+            f"kvpool adopt {self.pool} --shard {shard} --host {self.shard} --epoch {now.epoch + 1}"
         )
 
     @property
