@@ -65,3 +65,12 @@ def test_scrub_and_repair_of_a_host_take_its_own_regions_and_shards(run: Run, fo
         wrong = run(*command, "--host", "2")
         assert wrong.exit_code == 1
         assert 'host 2 is not in pool "two" (0 to 1)' in wrong.stderr
+
+
+def test_down_of_a_host_that_is_not_in_the_pool_is_an_error(run: Run, folder: Path) -> None:
+    assert run("up", "-f", "@pool.yaml").exit_code == 0
+    wrong = run("down", "two", "--host", "4")
+    assert wrong.exit_code == 1
+    assert 'host 4 is not in pool "two" (0 to 1)' in wrong.stderr
+    assert 'pool "two" was not running' in run("down", "two", "--host", "1").stdout
+    assert "stopped daemon" in run("down", "two", "--host", "0").stdout

@@ -271,6 +271,8 @@ def down(
     """
     spec = target.pool(name, file)
     hosts = hosts_here(spec)
+    if host is not None and host not in hosts:  # one may still run that the manifest has no more
+        target.require_host(spec, host)
     if host is not None and delete:  # half of a pool cannot be deleted: shared regions belong to all hosts
         out.wrong_use("--delete removes the whole pool; leave --host out.")
     deleting = host is None and (delete or spec.deletion_policy == "Delete")
