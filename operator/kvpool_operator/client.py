@@ -15,6 +15,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kvpool_operator.kinds import Kind
 from kvpool_operator.names import FIELD_MANAGER
 
+BUSY_S = (0.5, 1.0, 2.0)  # between tries of what the API server was too busy for
 REQUEST_S = 20.0
 Object = dict[str, Any]
 
@@ -183,10 +184,14 @@ class Cluster:
         query: Mapping[str, str] | None = None,
     ) -> Object:
         timeout = aiohttp.ClientTimeout(total=REQUEST_S)
-        response = await self._ask(
-            method, path, body, content_type=content_type, query=query, timeout=timeout
-        )
-        data = await response.read()
+        for patience_s in (*BUSY_S, 0.0):
+            response = await self._ask(
+                method, path, body, content_type=content_type, query=query, timeout=timeout
+            )
+            data = await response.read()
+            if response.status != 429 or not patience_s:  # 429: nothing was done; ask again
+                break
+            await asyncio.sleep(patience_s)
         if not 200 <= response.status <= 299:
             raise _refused(method, path, response.status, data)
         return dict(json.loads(data)) if data else {}

@@ -100,9 +100,9 @@ class OperatorProcess:
             self.process = None
 
 
-def release(api: ApiServer, *more: str) -> None:
-    """What the chart's job does before the operator is removed."""
-    command = [sys.executable, "-m", "kvpool_operator", "--image", IMAGE, "--lease-namespace", SYSTEM]
+def release(api: ApiServer, *more: str, namespace: str = SYSTEM) -> None:
+    """What the chart's job does before an operator is removed: none leads in `namespace` afterwards."""
+    command = [sys.executable, "-m", "kvpool_operator", "--image", IMAGE, "--lease-namespace", namespace]
     environment = {**os.environ, "KUBECONFIG": str(api.kubeconfig)}
     subprocess.run([*command, "--release", *more], env=environment, check=True, timeout=60)
 

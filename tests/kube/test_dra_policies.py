@@ -15,7 +15,6 @@ from kube.apiserver import ApiServer, free_ports
 from kube.charts import Helm, running
 from kube.kubelets import SLICES, driver_release, of_tier
 from kube.nodes import until
-from kube.operators import SYSTEM as OPERATORS
 from kube.operators import release
 from kvpool_operator.dra.parameters import API_VERSION
 from strategies import region_folder
@@ -242,6 +241,5 @@ def test_uninstall_takes_pools_out_of_what_is_handed_out(helm: Helm) -> None:
         },
     }
     assert helm.api.create(SLICES, body).ok
-    helm.api.kubectl("create", "namespace", OPERATORS, check=False)
-    release(helm.api, "--dra")
+    release(helm.api, "--dra", namespace=SYSTEM)
     assert helm.api.request("GET", f"{SLICES}/of-a-pool").code == 404
