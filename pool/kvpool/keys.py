@@ -94,13 +94,16 @@ class KeyBatch:
         Raises: NamespaceError for a hash that is not 32 bytes long: a shorter one, padded, could collide.
         """
         if not isinstance(hashes, (bytes, bytearray, memoryview)):
-            for i, h in enumerate(hashes):
-                if len(h) != HASH_BYTES:
-                    raise NamespaceError(
-                        f"block hash {i} has {len(h)} bytes, expected {HASH_BYTES}. "
-                        "Set the engine's hash algorithm to a SHA-256 one."
-                    )
-            hashes = b"".join(hashes)
+            try:
+                for i, h in enumerate(hashes):
+                    if len(h) != HASH_BYTES:
+                        raise NamespaceError(
+                            f"block hash {i} has {len(h)} bytes, expected {HASH_BYTES}. "
+                            "Set the engine's hash algorithm to a SHA-256 one."
+                        )
+                hashes = b"".join(hashes)
+            except TypeError:
+                raise _not_bytes(hashes) from None
         if len(hashes) % HASH_BYTES:
             raise NamespaceError(
                 f"packed block hashes: {len(hashes)} bytes are not a whole number of {HASH_BYTES}-byte hashes"
@@ -120,3 +123,13 @@ class KeyBatch:
         """The keys at `indices`, in that order."""
         p = self.packed
         return KeyBatch(self.namespace, b"".join(p[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in indices))
+
+
+def _not_bytes(hashes: Sequence[object]) -> NamespaceError:
+    """Names the first hash that is something else than bytes."""
+    for i, h in enumerate(hashes):
+        if not isinstance(h, (bytes, bytearray, memoryview)):
+            return NamespaceError(
+                f"block hash {i} is of type {type(h).__name__}, expected {HASH_BYTES} bytes"
+            )
+    return NamespaceError(f"block hashes cannot be joined, expected {HASH_BYTES} bytes each")

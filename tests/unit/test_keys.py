@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,13 @@ def test_keys_slices_and_selections_keep_the_namespace() -> None:
     assert keys[1:].namespace == keys.select([]).namespace == namespace()
     with pytest.raises(NamespaceError, match="without a step"):
         keys[::2]
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [("x" * 32, "str"), (7, "int"), (None, "NoneType")])
+def test_key_batch_hash_that_is_not_bytes_is_named(wrong: object, kind: str) -> None:
+    hashes: list[Any] = [block_hash(0), wrong]
+    with pytest.raises(NamespaceError, match=f"block hash 1 is of type {kind}, expected 32 bytes"):
+        KeyBatch.from_hashes(namespace(), hashes)
 
 
 def test_keys_of_nothing_are_an_empty_batch() -> None:
