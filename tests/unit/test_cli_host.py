@@ -74,3 +74,28 @@ def test_down_of_a_host_that_is_not_in_the_pool_is_an_error(run: Run, folder: Pa
     assert 'host 4 is not in pool "two" (0 to 1)' in wrong.stderr
     assert 'pool "two" was not running' in run("down", "two", "--host", "1").stdout
     assert "stopped daemon" in run("down", "two", "--host", "0").stdout
+
+
+def test_litmus_with_hosts_that_there_are_not_says_which_there_are(run: Run, folder: Path) -> None:
+    for hosts, said in (("2", "write numbers below 2, without 0, like 1."), ("1", "it has no others.")):
+        made = run("format", f"@of{hosts}", "--capacity", "16Mi", "--hosts", hosts)
+        assert made.exit_code == 0, made.output
+        wrong = run("litmus", "--path", f"@of{hosts}", "--peer-hosts", "7")
+        assert wrong.exit_code == 2
+        assert said in " ".join(wrong.stderr.replace("\u2502", "").split())
+
+
+def test_dump_of_a_state_that_there_is_not_is_wrong_use(run: Run, folder: Path) -> None:
+    assert run("format", "@region", "--capacity", "16Mi").exit_code == 0
+    wrong = run("dump", "@region", "--state", "foo")
+    assert wrong.exit_code == 2
+    assert "write writing, stored, lent, retired." in " ".join(wrong.stderr.replace("\u2502", "").split())
+    assert run("dump", "@region", "--state", "Stored").exit_code == 0
+
+
+def test_fsck_of_what_is_no_region_does_not_advise_a_repair(run: Run, folder: Path) -> None:
+    (folder / "thesis").write_text("four years of work")
+    wrong = run("fsck", "@thesis")
+    assert wrong.exit_code == 1
+    assert "no kvpool region here" in wrong.stdout
+    assert "--repair" not in wrong.output

@@ -25,6 +25,7 @@ from kvpool.quantity import human_bytes, parse_quantity
 from kvpool.regions_here import RegionTarget
 from kvpool.spec import PoolSpec
 
+SLOT_STATES = ("writing", "stored", "lent", "retired")  # those that are not free
 SCRUB_SLOTS = 1024  # a step between two looks at the progress
 
 
@@ -98,7 +99,7 @@ def fsck(
             for problem in result["problems"]:
                 out.say(f"  {problem}")
     if not clean:
-        if not repair:
+        if not repair and any(result["totals"] for result in results):  # what is no region has none
             out.note("'kvpool fsck --repair' puts in order what belongs to this machine's hosts.")
         raise typer.Exit(out.EXIT_FAILED)
 
@@ -195,12 +196,14 @@ def dump(
     file: target.FileOption = None,
     tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None,
     state: Annotated[
-        str | None, typer.Option(help="Only slots in this state: writing, stored, lent.")
+        str | None, typer.Option(help="Only slots in this state: writing, stored, lent, retired.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many slots a region; 0 for all.")] = 100,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the slots of a pool that are not free: state, owner, key (12 digits), size. For debugging."""
+    if state is not None and state.lower() not in SLOT_STATES:
+        out.wrong_use(f'--state: "{state}" is not known; write {", ".join(SLOT_STATES)}.')
     regions = target.regions(target_, file, tier)
     if output is Output.JSON:
         # Written piece by piece: the slots of a large region do not fit into one list.

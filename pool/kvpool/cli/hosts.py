@@ -70,10 +70,11 @@ def _expected(peer_hosts: str | None, host: int, hosts: int) -> list[int]:
         return [other for other in range(hosts) if other != host]
     numbers = [text.strip() for text in peer_hosts.split(",")]
     if not all(text.isdecimal() and int(text) < hosts and int(text) != host for text in numbers):
-        out.wrong_use(
-            f'--peer-hosts: "{peer_hosts}" are not other hosts of this region; write numbers below {hosts}, '
-            f"without {host}, like 1,2."
+        others = ",".join([str(other) for other in range(hosts) if other != host][:2])
+        advice = (
+            f"write numbers below {hosts}, without {host}, like {others}" if others else "it has no others"
         )
+        out.wrong_use(f'--peer-hosts: "{peer_hosts}" are not other hosts of this region; {advice}.')
     return sorted({int(text) for text in numbers})
 
 
