@@ -99,3 +99,12 @@ def test_fsck_of_what_is_no_region_does_not_advise_a_repair(run: Run, folder: Pa
     assert wrong.exit_code == 1
     assert "no kvpool region here" in wrong.stdout
     assert "--repair" not in wrong.output
+
+
+def test_up_alone_says_that_coherence_is_not_verified(run: Run, folder: Path) -> None:
+    alone = "; coherence not verified yet: no other host runs"
+    assert alone in run("up", "-f", "@pool.yaml").stdout
+    assert json.loads(run("up", "two", "-o", "json").stdout)["coherence"] == "NoPeer"
+    both = run("up", "two", "--host", "1")
+    assert both.exit_code == 0
+    assert "not verified" not in both.stdout

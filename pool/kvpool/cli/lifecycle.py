@@ -224,16 +224,30 @@ def _print_up(
     spec: PoolSpec, host: int, pid: int, actions: list[Action], output: Output, api_url: str | None
 ) -> None:
     rows = [_up_row(spec, action) for action in actions]
+    coherence = _coherence(spec.name, host)
     if output is Output.JSON:
         up = {"name": spec.name, "host": host, "pid": pid, "ready": True, "api": api_url, "tiers": rows}
-        out.print_json(up)
+        out.print_json(up | {"coherence": coherence})
         return
     for row in rows:
         row["capacity"] = human_bytes(row.pop("capacity_bytes"))
     out.print_table(rows, numbers=("capacity",))
-    out.say(f'pool "{spec.name}" is ready: host {host}, daemon {pid}')
+    unverified = {
+        "NoPeer": "; coherence not verified yet: no other host runs",
+        "PeerMissing": "; coherence not verified yet with all hosts: some do not run",
+    }.get(coherence, "")
+    out.say(f'pool "{spec.name}" is ready: host {host}, daemon {pid}{unverified}')
     if api_url:
         out.say(f"status API: {api_url}")
+
+
+def _coherence(name: str, host: int) -> str:
+    """The reason in the verdict of the daemon's litmus test; empty when it has said none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        for condition in json.loads(paths.report_path(name, host).read_text())["conditions"]:
+            if condition["type"] == "CoherenceVerified":
+                return str(condition["reason"])
+    return ""
 
 
 def _up_row(spec: PoolSpec, action: Action) -> dict[str, Any]:
