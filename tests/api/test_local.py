@@ -183,6 +183,8 @@ def test_engines_that_differ_are_told_apart_with_what_to_do(spec: PoolSpec, serv
     assert "0.0% of 5 looked-up blocks" in told.stdout
     unknown = CliRunner().invoke(app, ["explain", "here", "--engine", "nobody"])
     assert (unknown.exit_code, digest in unknown.output) == (1, True)
+    short = CliRunner().invoke(app, ["explain", "here", "--engine", digest[:3]])
+    assert (short.exit_code, "give four or more digits" in short.output) == (1, True)
     shown = CliRunner().invoke(app, ["status", "here"]).stdout
     assert "66.7%" in shown  # of the engine
     assert "saved: 160 tokens" in shown

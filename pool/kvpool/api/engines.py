@@ -42,6 +42,10 @@ def whose(status: PoolStatus, engine: str | None) -> tuple[Counters | None, list
         own = Counters(named.lookups, named.hits, dict(named.misses or {}), stored=blocks)
         return own, named.namespaces
     digests = [n.digest for n in held if n.digest.startswith(engine) and len(engine) >= DIGITS_MIN]
+    if not digests and 0 < len(engine) < DIGITS_MIN and any(n.digest.startswith(engine) for n in held):
+        raise UnknownEngine(
+            f"engine: {engine} is too short for the beginning of a digest: give four or more digits"
+        )
     if not digests:
         listed = [each.engine for each in status.engines[:LISTED]]
         listed += [n.digest[:SHOWN_DIGITS] for n in held[:LISTED]]
