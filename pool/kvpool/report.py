@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -215,6 +215,7 @@ class EngineReport:
     namespaces: dict[str, NamespaceCounts]
     curve: PrefillCurve = field(default_factory=PrefillCurve)
     more_pids: list[int] = field(default_factory=list)  # of the engine's other processes
+    nth: int = 1  # of those that would be called the same, the one that lives first
 
     @property
     def pids(self) -> list[int]:
@@ -222,8 +223,9 @@ class EngineReport:
 
     @property
     def shown(self) -> str:
-        """What people call it: a process id is unique on its host, or in its pod."""
-        return f"{self.pod or f'h{self.host}'}/{self.pid}"
+        """What people call it: a process id is unique on its host, or in its pod, as long as it lives."""
+        called = f"{self.pod or f'h{self.host}'}/{self.pid}"
+        return called if self.nth == 1 else f"{called}#{self.nth}"
 
     @property
     def total(self) -> NamespaceCounts:
@@ -270,13 +272,26 @@ class EngineReports:
         )
 
     def grouped(self) -> EngineReports:
-        """The same with one entry an engine: its processes are added, under the name of the first."""
+        """The same with one entry an engine: its processes are added, under the name of the first.
+
+        Names are unique: a process that opens the pool again, after it had closed it, is another entry.
+        """
         found: dict[object, EngineReport] = {}
         for report in sorted(self.engines, key=lambda e: (e.started_at, e.name)):
             key = (report.host, report.engine) if report.engine else report.name
             before = found.get(key)
             found[key] = report if before is None else _joined(before, report)
-        return replace(self, engines=list(found.values()))
+        return replace(self, engines=_numbered(found.values()))
+
+
+def _numbered(reports: Iterable[EngineReport]) -> list[EngineReport]:
+    """Those of one name numbered, so that a name says which: first who lives, then the newest."""
+    taken: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    reports = list(reports)
+    for report in sorted(reports, key=lambda e: (e.ended_at is not None, -e.started_at, e.name)):
+        numbers[report.name] = taken[report.shown] = taken.get(report.shown, 0) + 1
+    return [replace(report, nth=numbers[report.name]) for report in reports]
 
 
 def _joined(a: EngineReport, b: EngineReport) -> EngineReport:
@@ -286,7 +301,7 @@ def _joined(a: EngineReport, b: EngineReport) -> EngineReport:
     ended = None if a.ended_at is None or b.ended_at is None else max(a.ended_at, b.ended_at)
     tiers = [*a.tiers, *(tier for tier in b.tiers if tier not in a.tiers)]
     curve = a.curve if a.curve.trusted or not b.curve.trusted else b.curve
-    pids = a.more_pids + b.pids
+    pids = a.more_pids + [pid for pid in b.pids if pid not in a.pids]
     return replace(a, namespaces=counts, ended_at=ended, tiers=tiers, curve=curve, more_pids=pids)
 
 

@@ -183,6 +183,17 @@ def test_processes_of_one_engine_are_shown_as_one(spec: PoolSpec) -> None:
         assert engine.total == FOUR + FOUR
 
 
+def test_names_are_unique_when_a_process_opens_the_pool_again_and_again(spec: PoolSpec) -> None:
+    for _ in range(2):
+        with Pool.open(spec) as before:
+            work(before, NS, 0)
+    with Pool.open(spec) as pool:
+        work(pool, NS, 0)
+        shown = {e.shown: e.ended_at is None for e in engines.look(NAME).grouped().engines}
+    name = f"h0/{os.getpid()}"
+    assert shown == {name: True, f"{name}#2": False, f"{name}#3": False}
+
+
 def test_what_was_measured_is_told(spec: PoolSpec) -> None:
     with Pool.open(spec) as pool:
         pool.record_use(NS)

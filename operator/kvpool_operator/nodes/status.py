@@ -175,7 +175,7 @@ def _namespace(said: NamespaceReport, has: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engines(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The engines of this node, those that live first; a process that opened the pool twice has one entry."""
+    """The engines of this node by name, those that live first. A name stands once."""
     reports = [engine_from(said) for said in report.get("engines", {}).get("engines", ())]
     reports.sort(key=lambda e: (e.ended_at is not None, -(e.ended_at or 0.0), -e.started_at, e.name))
     found: dict[str, dict[str, Any]] = {}
