@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -182,6 +182,8 @@ def test_live_pool_is_shown_without_errors(browser: Any, live: str, size: str, s
         assert " %" in page.locator("#engines").inner_text()
         assert " %" in page.locator("#models").inner_text()
         assert re.match(r"[\d.]+ (s|min)$", page.locator("#prefill").inner_text())
+        mean, low, high = map(float, re.findall(r"([\d.]+) %", page.locator("#chart-text").inner_text()))
+        assert low <= mean <= high
         assert page.locator("#prefill-note").inner_text().startswith("measured for ")
         before = page.locator("#rate-note").inner_text()
         time.sleep(5)
@@ -276,6 +278,31 @@ def test_damage_and_hostile_names_are_shown_as_text(browser: Any) -> None:
         assert bad in page.locator("#problems").inner_text()
         assert page.locator("main img").count() == 0
         assert not page.errors
+
+
+def test_hosts_of_one_machine_are_told_apart(browser: Any) -> None:
+    nodes = [model.Node(name=f"p-{i}", node_name="vm", host=i, ready=True) for i in range(2)]
+    nodes.append(model.Node(name="p-2", node_name="other", host=2, ready=True))
+    source = StillSource(replace(pool(nodes=3), nodes=nodes, observed_at=time.time()))
+    with serving(source) as url, opened(browser, url) as page:
+        is_state(page, "live")
+        page.locator("#nodes th").first.wait_for()
+        assert page.locator("#nodes th").all_inner_texts() == ["vm (host 0)", "vm (host 1)", "other"]
+        assert page.locator("#events-empty").inner_text() == "No events."
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("local", "KVPOOL_API_TOKEN"), ("cluster", "kubectl create token")]
+)
+def test_token_form_says_which_token(browser: Any, kind: Literal["local", "cluster"], words: str) -> None:
+    source = StillSource()
+    source.kind = kind
+    with serving(source, access=TokenAccess(TOKEN)) as url, opened(browser, url) as page:
+        page.locator("#access").wait_for()
+        text = page.locator("#access").inner_text()
+        assert words in text
+        assert ("kubectl" in text) == (kind == "cluster")
+        is_accessible(page)
 
 
 def test_token_is_asked_for_and_used(browser: Any) -> None:

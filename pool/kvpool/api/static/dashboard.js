@@ -188,6 +188,8 @@ async function start() {
   try {
     const health = await fetch("healthz").then((answer) => answer.json());
     $("source").textContent = health.source === "local" ? "on this machine" : "in this cluster";
+    $("token-local").hidden = health.source !== "local";
+    $("token-cluster").hidden = health.source === "local";
     await loadPools();
   } catch (error) { failed(error); }
 }

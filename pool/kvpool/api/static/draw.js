@@ -96,9 +96,10 @@ function drawExplanation(explained) {
 }
 
 function drawNodes(page) {
-  $("nodes").replaceChildren(...page.items.map((node) => {
+  const named = page.items.map((node) => node.nodeName || node.name);
+  $("nodes").replaceChildren(...page.items.map((node, i) => {
     const state = node.stale ? ["no news", "bad"] : !node.ready ? ["not ready", "bad"] : node.state !== "Active" ? [node.state, "warn"] : ["ready", "good"];
-    return make("tr", null, {}, make("th", node.nodeName || node.name, { scope: "row" }),
+    return make("tr", null, {}, make("th", named.indexOf(named[i]) === named.lastIndexOf(named[i]) ? named[i] : `${named[i]} (host ${node.host})`, { scope: "row" }),
       make("td", null, {}, make("span", state[0], { class: "state", "data-is": state[1] })),
       make("td", percent(node.hitRate), { class: "n" }), make("td", number(node.lookups), { class: "n" }),
       make("td", ago(node.age_s)), make("td", node.message || node.problems.join("; ") || "–", { class: "text" }));
@@ -190,8 +191,9 @@ function drawHistory(answer) {
   }
   const known = points.filter((p) => p.hitRate !== null);
   const all = known.reduce((sum, p) => [sum[0] + p.hits, sum[1] + p.lookups], [0, 0]);
+  const rates = known.map((p) => Math.min(100, 100 * p.hits / p.lookups)); // rounded as the mean is, which then lies between them
   $("chart-text").textContent = known.length
-    ? `${percent(100 * all[0] / all[1])} in this time; lowest ${percent(Math.min(...known.map((p) => p.hitRate)))}, highest ${percent(Math.max(...known.map((p) => p.hitRate)))}; ${number(points.length)} intervals of ${step} s.${answer.notice ? ` ${answer.notice}` : ""}`
+    ? `${percent(Math.min(100, 100 * all[0] / all[1]))} in this time; lowest ${percent(Math.min(...rates))}, highest ${percent(Math.max(...rates))}; ${number(points.length)} intervals of ${step} s.${answer.notice ? ` ${answer.notice}` : ""}`
     : answer.notice || `Intervals of ${step} s.`;
   const empty = points.length === 0 ? "Nothing is recorded yet: the first point comes within 20 seconds." : known.length === 0 ? "Nobody looked anything up in this time." : "";
   $("chart-empty").hidden = !empty;
