@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,11 +98,19 @@ def test_destroy_says_whether_there_was_a_region(run: Run) -> None:
         (("compose", "--memory", "0x9", "--size", "1Mi"), 1, "there is no memory 0x9 here"),
         (("compose", "--memory", "0x1", "--size", "1GB"), 2, '"1GB" is not a quantity'),
         (("compose", "--memory", "0x1", "--size", "1Mi", "--uuid", "x"), 2, '"x" is not a UUID'),
-        (("compose", "--memory", "0x1", "--size", "1Mi", "--granularity", "1"), 1, "granularity 1"),
+        (("compose", "--memory", "0x1", "--size", "1Mi", "--granularity", "1"), 2, "granularity 1"),
+        (("compose", "--memory", "0x1", "--size", "1Mi", "--align", "8Ki"), 2, "align 8192"),
+        (("compose", "--memory", "0x1", "--memory", "0x1", "--size", "1Mi"), 2, "different ones"),
+        (
+            ("compose", "--memory", "0x1", "--size", "1Mi", "--uuid", str(uuid.UUID(int=0))),
+            2,
+            "a UUID of its own",
+        ),
+        (("compose", "--memory", "0x1", "--size", "65Mi"), 1, "give at most 64Mi"),
         (("compose", "--size", "1Mi"), 2, "--memory"),
         (("resize", UUID, "--size", "1Mi"), 1, "does not exist"),
         (("destroy", "x"), 2, '"x" is not a UUID'),
-        (("list", "--backend", "nvme"), 1, 'backend "nvme" does not exist; expected sysfs, file:/FOLDER'),
+        (("list", "--backend", "nvme"), 2, 'backend "nvme" does not exist; expected sysfs, file:/FOLDER'),
     ],
 )
 def test_wrong_use_is_told_with_its_exit_code(

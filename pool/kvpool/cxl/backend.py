@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import UUID
 
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, WrongUse
 
 Kind = Literal["pmem", "ram"]
 
@@ -23,6 +23,10 @@ ALIGN_BYTES = 2 << 20  # of a DAX device's mappings, when nothing else is asked 
 
 class ComposeError(KvpoolError):
     """A region cannot be composed, resized or removed as asked; what was begun was taken back."""
+
+
+class WrongWanted(ComposeError, WrongUse):
+    """No machine has such a region or backend: a number or a name that cannot be meant."""
 
 
 class RegionInUse(ComposeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvpool.cxl.backend import Backend, ComposeError
+from kvpool.cxl.backend import Backend, WrongWanted
 from kvpool.cxl.file import FileBackend
 from kvpool.cxl.sysfs import SysfsBackend
 from kvpool.quantity import parse_quantity
@@ -17,7 +17,7 @@ def open_backend(text: str) -> Backend:
     """The backend that `text` names: `sysfs` is this machine's CXL memory, `file:/FOLDER` files in a folder.
 
     `?memories=2x1Gi` makes the folder, and two memories of 1 GiB in it, where they are missing.
-    Raises:  ComposeError for another text, or a folder that does not exist.
+    Raises:  WrongWanted for another text, ComposeError for a folder that does not exist.
     """
     if text == "sysfs":
         return SysfsBackend()
@@ -31,5 +31,5 @@ def open_backend(text: str) -> Backend:
             try:
                 return FileBackend.with_memories(folder, int(match[1]), parse_quantity(match[2]))
             except ValueError as error:
-                raise ComposeError(f'backend "{text}": memories: {error}') from None
-    raise ComposeError(f'backend "{text}" does not exist; expected {EXPECTED}.')
+                raise WrongWanted(f'backend "{text}": memories: {error}') from None
+    raise WrongWanted(f'backend "{text}" does not exist; expected {EXPECTED}.')

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from kvpool.cxl.backend import Composed, ComposeError, Memory, Wanted, serials
+from kvpool.cxl.backend import Composed, ComposeError, Memory, Wanted, WrongWanted, serials
 from kvpool.quantity import format_quantity
 
 _GRANULARITIES = tuple(256 << shift for shift in range(7))  # CXL 2.0: 256 bytes to 16 KiB
@@ -25,7 +25,7 @@ class Geometry:
 
 
 def chosen(wanted: Wanted, memories: Sequence[Memory]) -> list[Memory]:
-    """The wanted memories. Raises: ComposeError for numbers that no region can have, and ill memories."""
+    """The wanted memories. Raises: WrongWanted for numbers that no region has, ComposeError for ill ones."""
     check_numbers(wanted)
     by_serial = {memory.serial: memory for memory in memories}
     for serial in wanted.memories:
@@ -90,24 +90,24 @@ def refuse_other_geometry(uuid: UUID, asked: Geometry, there: Geometry) -> None:
 
 
 def check_numbers(wanted: Wanted) -> None:
-    """Raises: ComposeError for numbers that no region can have."""
+    """Raises: WrongWanted for numbers that no region can have."""
     name, ways, unchanged = f"region {wanted.uuid}", len(wanted.memories), "Nothing was changed."
     if not wanted.uuid.int:
-        raise ComposeError(
+        raise WrongWanted(
             f"{name}: the nil UUID stands for a region that has none; give one of your own, the same on each "
             f"machine. {unchanged}"
         )
     if len(set(wanted.memories)) != ways or ways not in _WAYS:
-        raise ComposeError(
+        raise WrongWanted(
             f"{name}: memories {', '.join(wanted.memories) or 'none'}; a region takes "
             f"{', '.join(map(str, _WAYS))} different ones. {unchanged}"
         )
     if wanted.granularity_bytes not in _GRANULARITIES:
         allowed = ", ".join(map(str, _GRANULARITIES))
-        raise ComposeError(
+        raise WrongWanted(
             f"{name}: granularity {wanted.granularity_bytes}; it is one of {allowed} bytes. {unchanged}"
         )
     if wanted.align_bytes not in _ALIGNS:
-        raise ComposeError(f"{name}: align {wanted.align_bytes}; it is 4Ki, 2Mi or 1Gi. {unchanged}")
+        raise WrongWanted(f"{name}: align {wanted.align_bytes}; it is 4Ki, 2Mi or 1Gi. {unchanged}")
     if wanted.size_bytes <= 0:
-        raise ComposeError(f"{name}: size {wanted.size_bytes}; it is more than 0. {unchanged}")
+        raise WrongWanted(f"{name}: size {wanted.size_bytes}; it is more than 0. {unchanged}")
