@@ -23,6 +23,7 @@ from kvpool.api.status import Key, PoolStatus
 from kvpool.errors import KvpoolError
 from kvpool.explain import explain
 from kvpool.quantity import human_bytes
+from kvpool.text import shown
 from kvpool_operator import readout
 from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.listwatch import GROUP_VERSION, PAGE
@@ -140,12 +141,17 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, soft_wrap=True)
 
 
+def _say(console: Console, text: str) -> None:
+    """A line; one, whatever others wrote into it."""
+    console.print(shown(text))
+
+
 def _table(rows: list[dict[str, str]], numbers: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0] if rows else ():
         table.add_column(name.upper(), justify="right" if name in numbers else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(shown, row.values()))
     return table
 
 
@@ -216,9 +222,10 @@ def _show_status(statuses: list[PoolStatus], *, as_json: bool, nodes: bool) -> N
         _show_engines(console, status)
         for condition in status.pool.conditions:
             said = f"{condition.type}: {condition.status} ({condition.reason})"
-            console.print(f"{said}: {condition.message}" if condition.message else said)
+            _say(console, f"{said}: {condition.message}" if condition.message else said)
         for event in list(status.events)[-5:]:
-            console.print(f"event: {event.at} {event.reason} ({event.node}, {event.tier}): {event.message}")
+            where = f"{event.node}, {event.tier}"
+            _say(console, f"event: {event.at} {event.reason} ({where}): {event.message}")
 
 
 def _namespaces(status: PoolStatus) -> list[model.NamespaceOfEngine]:
@@ -276,9 +283,9 @@ def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, engine: str 
         if as_json:
             sys.stdout.write(json.dumps({"name": status.key.name, **asdict(explained)}, indent=2) + "\n")
             continue
-        console.print(explained.headline)
+        _say(console, explained.headline)
         if explained.advice:
-            console.print(f"What to do: {explained.advice}")
+            _say(console, f"What to do: {explained.advice}")
         rows = [
             {"misses": r.reason, "blocks": str(r.count), "share": f"{r.share:.1%}", "meaning": r.meaning}
             for r in explained.misses
@@ -288,9 +295,10 @@ def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, engine: str 
             console.print(_table(rows, ("blocks", "share")))
         for difference in explained.namespaces:
             console.print()
-            console.print(
+            _say(
+                console,
                 f"Namespace {difference.namespace} ({difference.blocks} blocks) cannot use the "
-                f"{difference.nearest_blocks} blocks of {difference.nearest}:"
+                f"{difference.nearest_blocks} blocks of {difference.nearest}:",
             )
             console.print(
                 _table(
@@ -301,7 +309,7 @@ def _show_explanation(statuses: list[PoolStatus], *, as_json: bool, engine: str 
                 )
             )
         for problem in status.pool.problems:
-            console.print(f"problem: {problem}")
+            _say(console, f"problem: {problem}")
         if status.namespaces is None:
             console.print(
                 "In which settings engines differ, these daemons do not tell: they are of an older version. "

@@ -188,3 +188,44 @@ def test_engines_that_differ_are_told_apart_with_what_to_do(spec: PoolSpec, serv
     shown = CliRunner().invoke(app, ["status", "here"]).stdout
     assert "66.7%" in shown  # of the engine
     assert "saved: 160 tokens" in shown
+
+
+HOSTILE = "\udcff\x1b]0;evil\x07\x1b[2J\nproblem: fake \u202e"
+
+
+def test_texts_of_others_break_no_answer_and_reach_no_terminal(
+    spec: PoolSpec, serve: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of engines, in their reports and in regions: halves of pairs, control characters, nesting."""
+    monkeypatch.setenv("KVPOOL_POD_NAME", HOSTILE)
+    common = {"weights": "w", "dtype": "f", "kv_layout": "l", "block_bytes": 4096, "hash_scheme": "s"}
+    spaces = [
+        Namespace(model=f"m{HOSTILE}", block_tokens=16, extra={HOSTILE: HOSTILE}, **common),  # type: ignore[arg-type]
+        Namespace(model=f"m{HOSTILE}", block_tokens=32, **common),  # type: ignore[arg-type]
+        Namespace(model="n", block_tokens=16, extra={"x": [[[HOSTILE]]]}, **common),  # type: ignore[arg-type, dict-item]
+    ]
+    with Pool.open("here", engine=HOSTILE) as opened:
+        for space in spaces[:1] + spaces[2:]:
+            opened.store(KeyBatch.from_hashes(space, [bytes(32)]), [bytes(4096)])
+        loaded = opened.load(KeyBatch.from_hashes(spaces[1], [bytes(32)]), [bytearray(4096)])
+        assert str(loaded.reasons[0]) == "wrong-namespace"
+
+        source = LocalSource()
+        asyncio.run(source.step())
+        client = serve(source)  # type: ignore[arg-type]
+        for below in ("", "/nodes", "/namespaces", "/misses", "/explain", "/tiers"):
+            answer = client.get(f"/v1/pools/local/here{below}")
+            assert answer.status_code in (200, 404 if below == "/tiers" else 200), (below, answer.text)
+        assert client.get("/metrics").status_code == 200
+        models = {n["model"] for n in client.get("/v1/pools/local/here/namespaces").json()["items"]}
+        assert f"m?{HOSTILE[1:]}" in models
+
+        for command in ("status", "explain"):
+            told = CliRunner().invoke(app, [command, "here"])
+            assert told.exit_code == 0, told.output
+            assert "\\x1b]0;evil\\x07\\x1b[2J\\nproblem: fake" in told.stdout
+            assert not {"\x1b", "\x07", "\u202e"} & set(told.stdout)
+            assert not [line for line in told.stdout.splitlines() if line.startswith("problem: fake")]
+            as_json = CliRunner().invoke(app, [command, "here", "-o", "json"])
+            assert (as_json.exit_code, "\x1b" in as_json.stdout) == (0, False)
+        assert CliRunner().invoke(app, ["top", "--rounds", "1"]).exit_code == 0

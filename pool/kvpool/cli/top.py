@@ -20,6 +20,7 @@ from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.explain import merged
 from kvpool.quantity import human_bytes
+from kvpool.text import shown
 from kvpool.view import PoolView, look
 
 COLUMNS = (
@@ -97,12 +98,12 @@ def _main_miss(misses: dict[str, int]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for name in COLUMNS:
-        shown.add_column(name.upper(), justify="left" if name in LEFT else "right", no_wrap=True)
+        made.add_column(name.upper(), justify="left" if name in LEFT else "right", no_wrap=True)
     for row in rows:
-        shown.add_row(*row)
-    return shown
+        made.add_row(*map(shown, row))
+    return made
 
 
 @out.reports_errors
@@ -119,11 +120,11 @@ def top(
     looks = 0
     with screen or contextlib.nullcontext(), out.until_interrupted() as ending:
         while not ending.is_set():
-            shown = table(_rows(gauges))
+            seen = table(_rows(gauges))
             if screen is not None:
-                screen.update(shown, refresh=True)
+                screen.update(seen, refresh=True)
             else:
-                out.console().print(shown)
+                out.console().print(seen)
             looks += 1
             if looks == rounds:
                 return
