@@ -122,6 +122,24 @@ def test_plugin_says_which_engines_differ_and_what_was_saved(
     assert "tokens, 0.8 s" in capsys.readouterr().out
 
 
+def test_plugin_writes_out_control_characters(
+    fake: FakeCluster, run: Plugin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever engines and nodes said got into the objects."""
+    evil = "\x1b]0;evil\x07\nproblem: fake"
+    said = json.dumps(kvpoolnode("p", 1, counted=True))
+    for text in ("some-model-8b-instruct", "vllm-1-0", "the disk is on fire", "1 block", "worker-1"):
+        assert text in said
+        said = said.replace(text, text + json.dumps(evil)[1:-1])
+    fake.put("kvpoolnodes", json.loads(said))
+    for command in (["status", "p"], ["explain", "p"], ["top", "--rounds", "1"]):
+        assert run(*command) == 0
+        shown = capsys.readouterr().out
+        assert not {"\x1b", "\x07"} & set(shown)
+        assert "\nproblem: fake" not in shown
+        assert command[0] != "status" or "\\x1b]0;evil\\x07\\nproblem: fake" in shown
+
+
 def test_plugin_top_shows_rates_from_the_second_look_on(
     run: Plugin, capsys: pytest.CaptureFixture[str]
 ) -> None:
