@@ -19,7 +19,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from kvpool.engine_file import COUNT_MAX, ROWS, TIERS_MAX, YEAR_9999, EngineFileError, open_to_read
+from kvpool.engine_file import (
+    COUNT_MAX,
+    ENGINE_MAX,
+    POD_MAX,
+    ROWS,
+    TIER_MAX,
+    TIERS_MAX,
+    YEAR_9999,
+    EngineFileError,
+    open_to_read,
+)
 from kvpool.errors import KvpoolError
 from kvpool.report import EngineReport, NamespaceCounts, NamespaceReport
 from kvpool.text import flat, valid
@@ -144,9 +154,9 @@ def _sound_engine(said: EngineReport) -> EngineReport:
         raise ValueError(said.name)
     return replace(
         said,
-        pod=valid(said.pod),
-        engine=valid(said.engine),
-        tiers=[valid(tier) for tier in said.tiers[:TIERS_MAX]],
+        pod=valid(said.pod, POD_MAX),
+        engine=valid(said.engine, ENGINE_MAX),
+        tiers=[valid(tier, TIER_MAX) for tier in said.tiers[:TIERS_MAX]],
         namespaces={digest: _sound_counts(counts) for digest, counts in said.namespaces.items()},
         more_pids=[],
     )

@@ -208,7 +208,9 @@ class _Look:
         return sorted(self._engines, key=lambda e: (e.ended_at or self._now, e.started_at))[-ENGINES_MAX:]
 
     def reports(self) -> EngineReports:
-        engines, skipped = self._newest(), dict(list(self._skipped.items())[:SKIPPED_MAX])
+        engines = self._newest()
+        named = sorted(self._skipped, key=lambda name: name.startswith("h"))  # sums, and how many more, first
+        skipped = {name: self._skipped[name] for name in named[:SKIPPED_MAX]}
         if len(self._skipped) > len(skipped):
             more = len(self._skipped) - len(skipped)
             skipped[f"({more} more)"] = "they are damaged, or no reports"

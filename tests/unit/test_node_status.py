@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvpool.errors import ManifestError
+from kvpool.report import EngineReport, EngineReports, NamespaceCounts, NamespaceReport
 from kvpool_operator.nodes.assignment import Adoption, Assignment, forget, recall, remember
 from kvpool_operator.nodes.board import Board, Truth
 from kvpool_operator.nodes.status import EVENTS_MAX, PROBLEMS_MAX, REFRESH_S, TEXT_MAX, node_status
@@ -203,6 +204,22 @@ def test_status_is_bounded() -> None:
     assert len(told["events"]) == EVENTS_MAX
     assert len(told["problems"]) == PROBLEMS_MAX
     assert max(len(e["message"]) for e in told["events"]) == len(told["problems"][0]) == TEXT_MAX
+
+
+def test_numbers_of_nonsense_are_what_the_schema_takes() -> None:
+    """Engines report what they like; the apiserver refuses a whole status for one number."""
+    counts = NamespaceCounts(hits=1 << 62, misses={f"reason-{i}": (1 << 62) + i for i in range(40)})
+    said = NamespaceReport("d", {"model": "m", "block_tokens": 1 << 31}, 4096, counts)
+    odd = NamespaceReport("e", {"block_tokens": True}, 4096)
+    engine = EngineReport("n", 1, 2, "p", "", NOW, None, [f"t{i}" for i in range(40)], {"d": counts})
+    reports = asdict(EngineReports([engine], {"d": said, "e": odd}))
+    told = status(replace(TRUTH, report=TRUTH.report | {"engines": reports}))
+    first, second = (n for n in told["namespaces"] if n["digest"] in "de")
+    (shown,) = told["engines"]
+    assert first["lookups"] == first["savedTokens"] == shown["lookups"] == (1 << 63) - 1
+    assert len(first["misses"]) == len(shown["misses"]) == 32
+    assert len(shown["tiers"]) == 16
+    assert "blockTokens" not in second
 
 
 def test_drained_is_a_condition_only_of_a_node_that_is_drained() -> None:

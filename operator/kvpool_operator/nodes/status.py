@@ -19,6 +19,9 @@ REASON_NOT_READY = "NotReady"
 NAMESPACES_MAX = 32
 ENGINES_MAX = 64
 BUCKETS_MAX = 64
+REASONS_MAX = 32
+ENGINE_TIERS_MAX = 16
+COUNT_MAX = (1 << 63) - 1  # of an int64: the apiserver refuses the whole status for one that is larger
 DESCRIPTION_MAX = 256
 DESCRIPTION_FIELDS_MAX = 32
 AMOUNTS = (
@@ -160,15 +163,15 @@ def _namespace(said: NamespaceReport, has: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "digest": said.digest,
         "model": str(said.description.get("model", ""))[:DESCRIPTION_MAX],
-        **({"blockTokens": tokens} if isinstance(tokens, int) else {}),
+        **({"blockTokens": tokens} if isinstance(tokens, int) and not isinstance(tokens, bool) else {}),
         "blockBytes": has["blockBytes"],
         **{name: has[name] for name in NOTHING},
-        "lookups": counts.lookups,
-        "hits": counts.hits,
-        **_unless_empty("misses", dict(sorted(counts.misses.items()))),
-        "savedTokens": said.saved_tokens or 0,
-        "savedPrefillMilliseconds": said.saved_ms or 0,
-        "timedHits": counts.timed_hits,
+        "lookups": _count(counts.lookups),
+        "hits": _count(counts.hits),
+        **_unless_empty("misses", _reasons(counts.misses)),
+        "savedTokens": _count(said.saved_tokens or 0),
+        "savedPrefillMilliseconds": _count(said.saved_ms or 0),
+        "timedHits": _count(counts.timed_hits),
         "tenant": said.keyed,
         **_unless_empty("description", dict(sorted(description.items()))),
     }
@@ -189,14 +192,24 @@ def _engines(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "live": engine.ended_at is None,
                 "startedAt": rfc3339(engine.started_at),
                 **({} if engine.ended_at is None else {"endedAt": rfc3339(engine.ended_at)}),
-                "tiers": engine.tiers,
+                "tiers": engine.tiers[:ENGINE_TIERS_MAX],
                 "namespaces": sorted(digest[:12] for digest in engine.namespaces if digest)[:NAMESPACES_MAX],
-                "lookups": total.lookups,
-                "hits": total.hits,
-                **_unless_empty("misses", dict(sorted(total.misses.items()))),
+                "lookups": _count(total.lookups),
+                "hits": _count(total.hits),
+                **_unless_empty("misses", _reasons(total.misses)),
             },
         )
     return sorted(list(found.values())[:ENGINES_MAX], key=lambda engine: str(engine["name"]))
+
+
+def _count(number: int) -> int:
+    return min(number, COUNT_MAX)
+
+
+def _reasons(counts: Mapping[str, int]) -> dict[str, int]:
+    """The weightiest, by name."""
+    weightiest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:REASONS_MAX]
+    return {reason: _count(count) for reason, count in sorted(weightiest)}
 
 
 def _unless_empty(name: str, entries: dict[str, Any]) -> dict[str, Any]:
