@@ -25,6 +25,7 @@ import os
 import secrets
 import stat
 import struct
+import weakref
 import zlib
 from array import array
 from collections.abc import Callable
@@ -109,6 +110,7 @@ class EngineFile:
         self._rows: dict[bytes, _Row] = {}
         self._row_count = 0
         self._fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+        _made.add(self)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._fd, FILE_BYTES)
@@ -229,6 +231,19 @@ class EngineFile:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+_made: weakref.WeakSet[EngineFile] = weakref.WeakSet()  # by this process, also those that just begin
+
+
+def _after_fork() -> None:
+    """A child must not keep its parent's report alive."""
+    for report in list(_made):
+        report.abandon()
+    _made.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _packed_within(size: int, said: Callable[[int], dict[str, Any]]) -> bytes:

@@ -59,11 +59,9 @@ _opening = Lock()
 
 
 def _after_fork() -> None:
-    """A child counts for itself, and must not keep its parent's report alive."""
+    """A child counts for itself."""
     global _opening
     _opening = Lock()
-    for report, _ in _open.values():
-        report.abandon()
     _open.clear()
 
 

@@ -171,6 +171,21 @@ def test_forked_child_ends_while_another_thread_counts(folder: Path) -> None:
     assert engines.Folder(NAME, 0).fold() == 4  # no child keeps the parent's report
 
 
+def test_report_that_begins_while_another_thread_forks_is_not_kept_by_the_child(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.ftruncate
+    with children() as start:
+
+        def fork_here(fd: int, length: int) -> None:
+            start(time.sleep, 30)
+            real(fd, length)
+
+        monkeypatch.setattr(os, "ftruncate", fork_here)
+        opened().close()
+        assert engines.Folder(NAME, 0).fold() == 1  # though the child lives
+
+
 @pytest.mark.parametrize("letter", ["a", "\u4e00", "\U0001f600", SURROGATE, '"', "\n"])
 def test_long_texts_are_cut_so_that_they_fit(
     folder: Path, letter: str, monkeypatch: pytest.MonkeyPatch
