@@ -19,8 +19,8 @@ app = typer.Typer(
     help=(
         "CXL memory: what this machine has of it, and the regions (DAX devices) that are composed of it.\n\n"
         "Machines that see the same memory agree on a region by its UUID: give the same one, and the same "
-        "memories in the same order and granularity, on each. A region's bytes outlive it: composing it "
-        "again, also after a reboot, gives them back."
+        "memories in the same order and granularity, on each. Bytes in memory outlive a region: composing it "
+        "again, also after a reboot, gives them back. (Files do not: destroy removes a region's file.)"
     ),
     no_args_is_help=True,
 )
