@@ -63,7 +63,7 @@ def test_compose_rounds_the_size_up_to_what_mappings_need(backend: FileBackend) 
         (wanted(MIB, granularity_bytes=300), "granularity 300"),
         (wanted(MIB, align_bytes=8192), "align 8192"),
         (wanted(MIB, "0x1", "0x1"), "different ones"),
-        (wanted(MIB, uuid=UUID(int=0)), "the nil UUID stands for a region that has none"),
+        (wanted(MIB, uuid=UUID(int=0)), "the nil UUID stands for those that have none"),
     ],
 )
 def test_compose_of_what_cannot_be_is_refused_and_changes_nothing(

@@ -94,8 +94,8 @@ def check_numbers(wanted: Wanted) -> None:
     name, ways, unchanged = f"region {wanted.uuid}", len(wanted.memories), "Nothing was changed."
     if not wanted.uuid.int:
         raise WrongWanted(
-            f"{name}: the nil UUID stands for a region that has none; give one of your own, the same on each "
-            f"machine. {unchanged}"
+            f"{name}: a region needs a UUID of its own, the same on each machine; the nil UUID stands "
+            f"for those that have none. {unchanged}"
         )
     if len(set(wanted.memories)) != ways or ways not in _WAYS:
         raise WrongWanted(
