@@ -8,6 +8,7 @@ from typing import Any
 from kvpool.quantity import format_quantity
 from kvpool.spec import TierSpec
 from kvpool_operator import kinds
+from kvpool_operator.dra.allocation import PoolRef
 from kvpool_operator.manifest import PoolObject, Settings
 from kvpool_operator.names import (
     DRIVER,
@@ -59,7 +60,7 @@ def pool_slice(pool: PoolObject) -> Object:
         "driver": DRIVER,
         # The uid keeps a pool that was made anew apart, whose generations begin again.
         "pool": {
-            "name": f"pool/{pool.namespace}/{pool.name}/{pool.uid}",
+            "name": PoolRef(pool.namespace, pool.name, pool.uid).device_pool,
             "generation": pool.generation,
             "resourceSliceCount": 1,
         },

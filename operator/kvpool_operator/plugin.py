@@ -23,7 +23,7 @@ from kvpool.api.status import Key, PoolStatus
 from kvpool.errors import KvpoolError
 from kvpool.explain import explain
 from kvpool.quantity import human_bytes
-from kvpool.text import shown
+from kvpool.text import printable
 from kvpool_operator import readout
 from kvpool_operator.client import UNREACHABLE, ApiError, Cluster
 from kvpool_operator.listwatch import GROUP_VERSION, PAGE
@@ -143,7 +143,7 @@ def _console() -> Console:
 
 def _say(console: Console, text: str) -> None:
     """A line; one, whatever others wrote into it."""
-    console.print(shown(text))
+    console.print(printable(text))
 
 
 def _table(rows: list[dict[str, str]], numbers: tuple[str, ...] = ()) -> Table:
@@ -151,7 +151,7 @@ def _table(rows: list[dict[str, str]], numbers: tuple[str, ...] = ()) -> Table:
     for name in rows[0] if rows else ():
         table.add_column(name.upper(), justify="right" if name in numbers else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(shown, row.values()))
+        table.add_row(*map(printable, row.values()))
     return table
 
 

@@ -40,6 +40,6 @@ def flat(said: Mapping[Any, object]) -> dict[str, object]:
     return kept
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """The text with its control characters written out: a terminal obeys them, wherever they come from."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)

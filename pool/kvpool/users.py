@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvpool import paths
+from kvpool.daemon.last_report import last_report
 from kvpool.daemon.lock import holder
 from kvpool.errors import KvpoolError, RegionBusyError
 from kvpool.provision.plan import in_this_version
@@ -90,10 +90,8 @@ def serves_another(spec: PoolSpec, host: int, pid: int, skipped: Collection[str]
 
 
 def _has_reported(name: str, host: int, pid: int) -> bool:
-    try:
-        return bool(json.loads(paths.report_path(name, host).read_text())["pid"] == pid)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+    report = last_report(name, host)
+    return report is not None and report.get("pid") == pid
 
 
 def _owner(spec: PoolSpec, path: Path) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from kvpool import engines, paths
 from kvpool.daemon import snapshot
+from kvpool.daemon.last_report import last_report
 from kvpool.daemon.lock import holder
 from kvpool.daemon.snapshot import TierSnapshot
 from kvpool.errors import KvpoolError
@@ -19,8 +19,6 @@ from kvpool.regions_here import RegionTarget, hosts_here, regions_of
 from kvpool.report import Counters, EngineReports, NamespaceUsage
 from kvpool.spec import PoolSpec
 
-_REPORT_KEYS = {"node_name", "started_at", "updated_at", "scrub", "problems"}
-_YEAR_9999 = 253_370_764_800
 STALE_REPORT_S = 15.0  # a daemon reports every 2 s; older than this, something keeps it from doing so
 
 
@@ -144,7 +142,7 @@ def _engines(spec: PoolSpec) -> EngineReports:
     told: list[EngineReports] = []
     for host in hosts_here(spec):
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            told.append(engines.reports_from((_report(spec.name, host) or {})["engines"]))
+            told.append(engines.reports_from((last_report(spec.name, host) or {})["engines"]))
     if not told or sum(len(each.skipped) for each in told) >= max(1, len(seen.skipped)):
         return seen
     total = told[0]
@@ -155,7 +153,7 @@ def _engines(spec: PoolSpec) -> EngineReports:
 
 def _reported(spec: PoolSpec, region: RegionTarget) -> TierSnapshot | None:
     """What the running daemon last reported of a region."""
-    report = _report(spec.name, region.host)
+    report = last_report(spec.name, region.host)
     if report is None or holder(paths.daemon_lock_path(spec.name, region.host)) is None:
         return None
     try:
@@ -181,7 +179,7 @@ def _snapshot(spec: PoolSpec, region: RegionTarget) -> TierSnapshot:
 def _host(spec: PoolSpec, host: int) -> dict[str, Any]:
     """A host's daemon: whether it runs, and what it last had to say."""
     pid = holder(paths.daemon_lock_path(spec.name, host))
-    report = _report(spec.name, host)
+    report = last_report(spec.name, host)
     described: dict[str, Any] = {"host": host, "running": pid is not None, "pid": pid, "problems": []}
     described |= {"conditions": [], "events": []}
     if report is not None:
@@ -194,16 +192,3 @@ def _host(spec: PoolSpec, host: int) -> dict[str, Any]:
         elif pid is None:
             described["problems"].append("the daemon ended without being stopped; start it with 'kvpool up'")
     return described
-
-
-def _report(name: str, host: int) -> dict[str, Any] | None:
-    try:
-        report = json.loads(paths.report_path(name, host).read_text())
-        whole = (
-            isinstance(report, dict)
-            and report.keys() >= _REPORT_KEYS
-            and 0 <= report["updated_at"] < _YEAR_9999
-        )
-        return report if whole and isinstance(report["problems"], list) else None
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None  # none, or of another version: it is a help and no source of truth

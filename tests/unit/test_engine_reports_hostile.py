@@ -23,7 +23,7 @@ from kvpool.errors import KvpoolError
 from kvpool.keys import Namespace
 from kvpool.outcomes import MissReason
 from kvpool.report import EngineReports, PrefillCurve
-from kvpool.text import TEXT_MAX, flat, shown
+from kvpool.text import TEXT_MAX, flat, printable
 from strategies import namespace
 
 NAME = "hostile"
@@ -522,7 +522,7 @@ def test_description_is_flat_and_bounded() -> None:
 
 def test_control_characters_are_written_out() -> None:
     assert (
-        shown("A\x1b]0;evil\x07\nfake \u202eline\x9b é 一")
+        printable("A\x1b]0;evil\x07\nfake \u202eline\x9b é 一")
         == "A\\x1b]0;evil\\x07\\nfake \\u202eline\\x9b é 一"
     )
-    assert shown(SURROGATE) == "\\udcff"
+    assert printable(SURROGATE) == "\\udcff"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -21,6 +20,7 @@ from kvpool import paths
 from kvpool.cli import api, target
 from kvpool.cli import output as out
 from kvpool.cli.output import Output, OutputOption
+from kvpool.daemon.last_report import last_report
 from kvpool.daemon.lock import holder, stop
 from kvpool.daemon.log import log_to_stderr
 from kvpool.daemon.loop import serve
@@ -194,11 +194,10 @@ def _start_daemon(name: str, host: int, timeout_s: float) -> int:
 def _other_daemon(name: str, host: int, ours: int, timeout_s: float) -> int | None:
     """The daemon that another `kvpool up` started meanwhile, once it is ready; None when there is none."""
     deadline = time.monotonic() + timeout_s
-    lock, report = paths.daemon_lock_path(name, host), paths.report_path(name, host)
+    lock = paths.daemon_lock_path(name, host)
     while (pid := holder(lock)) is not None and pid != ours and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            if json.loads(report.read_text())["pid"] == pid:
-                return pid
+        if (last_report(name, host) or {}).get("pid") == pid:
+            return pid
         time.sleep(0.05)
     return None
 
@@ -243,8 +242,8 @@ def _print_up(
 
 def _coherence(name: str, host: int) -> str:
     """The reason in the verdict of the daemon's litmus test; empty when it has said none."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        for condition in json.loads(paths.report_path(name, host).read_text())["conditions"]:
+    with contextlib.suppress(KeyError, TypeError):
+        for condition in (last_report(name, host) or {})["conditions"]:
             if condition["type"] == "CoherenceVerified":
                 return str(condition["reason"])
     return ""

@@ -21,7 +21,7 @@ from rich.table import Table
 from kvpool.errors import KvpoolError, ManifestError, WrongUse
 from kvpool.quantity import human_bytes
 from kvpool.spec import InvalidManifest
-from kvpool.text import shown
+from kvpool.text import printable
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
@@ -75,12 +75,12 @@ def console(*, error: bool = False) -> Console:
 
 def say(text: str) -> None:
     """A line of the result; one, whatever others wrote into it."""
-    console().print(shown(text))
+    console().print(printable(text))
 
 
 def note(text: str) -> None:
     """Lines about what is going on."""
-    console(error=True).print("\n".join(map(shown, text.split("\n"))))
+    console(error=True).print("\n".join(map(printable, text.split("\n"))))
 
 
 def print_json(result: object) -> None:
@@ -97,7 +97,7 @@ def print_table(rows: list[dict[str, object]], numbers: tuple[str, ...] = ()) ->
         right = name in numbers
         table.add_column(name.upper(), justify="right" if right else "left", no_wrap=True, overflow="ignore")
     for row in rows:
-        table.add_row(*(shown(str(cell)) for cell in row.values()))
+        table.add_row(*(printable(str(cell)) for cell in row.values()))
     console().print(table)
 
 

@@ -20,7 +20,7 @@ from kvpool.cli import output as out
 from kvpool.cli import target
 from kvpool.explain import merged
 from kvpool.quantity import human_bytes
-from kvpool.text import shown
+from kvpool.text import printable
 from kvpool.view import PoolView, look
 
 COLUMNS = (
@@ -102,7 +102,7 @@ def table(rows: Sequence[Sequence[str]]) -> Table:
     for name in COLUMNS:
         made.add_column(name.upper(), justify="left" if name in LEFT else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*map(shown, row))
+        made.add_row(*map(printable, row))
     return made
 
 

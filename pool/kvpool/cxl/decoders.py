@@ -97,13 +97,6 @@ class Decoders:
             "dmesg may say more."
         )
 
-    def finish(self, region: KernelRegion) -> None:
-        """Commits and binds what is attached already. Raises: OSError."""
-        if not region.committed:
-            self._kernel.write(f"{DEVICES}/{region.name}/commit", "1")
-        if not region.bound:
-            self._kernel.write(f"{DRIVER}/bind", region.name)
-
     def remove(self, region: KernelRegion) -> None:
         """The region is gone, its decoders are free; the bytes stay. Raises: OSError."""
         kernel, path = self._kernel, f"{DEVICES}/{region.name}"

@@ -25,9 +25,7 @@ def kvpool_bytes(path: str) -> int:
     try:
         return Region.inspect(path).capacity_bytes
     except FormatVersionError:
-        return (
-            os.stat(path).st_size or 1 << 62
-        )  # somebody's blocks all the same; all of it, as far as we know
+        return os.stat(path).st_size or _ALL  # somebody's blocks all the same; all of it, as far as we know
     except SuperblockError:
         return 0
     except MediumUnavailable as error:

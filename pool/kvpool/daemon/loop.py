@@ -103,6 +103,7 @@ class OpenTier:
     seen: TierSnapshot | None = None
     poison: PoisonWatch | None = None
     place: Place | None = None
+    numa_node: int | None = None
 
     @property
     def trouble(self) -> str:
@@ -180,6 +181,7 @@ class Daemon:
     def _look_after(self, opened: OpenTier) -> None:
         name, shards = opened.tier.name, self.spec.shards(opened.tier)
         self.owners[name] = Ownership(self.spec.name, name, opened.shard, self.events)
+        opened.numa_node = numa_node(str(opened.path))
         opened.place = Place(self.spec.name, name, opened.path, self.events)
         if shards > 1:
             test = Litmus(opened.region, opened.shard, shards, opened.tier.coherence_mode)
@@ -292,7 +294,7 @@ class Daemon:
             "events": self.events.to_object(),
             "engines": asdict(engines.look(self.spec.name, self.host).grouped()),
             "skipped_tiers": self.skipped,
-            "numa_nodes": {opened.tier.name: numa_node(str(opened.path)) for opened in self.tiers},
+            "numa_nodes": {opened.tier.name: opened.numa_node for opened in self.tiers},
             "scrub": {
                 opened.tier.name: {
                     "checked": opened.scrub.checked,
