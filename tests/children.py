@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from kvpool.daemon.lock import holder
 
 TIMEOUT_S = 60
 
@@ -112,3 +114,10 @@ def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.002)
+
+
+def kill_holders(locks: Iterable[Path]) -> None:
+    """Ends the daemons and APIs that hold these locks, which a test left behind."""
+    for lock in locks:
+        if pid := holder(lock):
+            os.kill(pid, signal.SIGKILL)

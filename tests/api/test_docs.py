@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +13,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
 
+from children import kill_holders
 from kvpool import paths
 from kvpool.cli import app
-from kvpool.daemon.lock import holder
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
 MANIFEST = """
@@ -38,9 +36,7 @@ def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (folder / "pool.yaml").write_text(MANIFEST.replace("MEDIA", str(folder)))
     done = CliRunner().invoke(app, ["up", "-f", str(folder / "pool.yaml"), "--api", "0"])
     yield done.stdout.rpartition("status API: ")[2].strip()
-    for lock in [*(folder / "run").glob("*/daemon.h*.lock"), paths.api_lock_path()]:
-        if pid := holder(lock):
-            os.kill(pid, signal.SIGKILL)
+    kill_holders([*(folder / "run").glob("*/daemon.h*.lock"), paths.api_lock_path()])
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")

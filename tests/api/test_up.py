@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
 
+from children import kill_holders
 from kvpool import paths
 from kvpool.api import server
 from kvpool.api.app import create_app
@@ -49,10 +48,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         return CliRunner().invoke(app, [str(folder / a) if a.endswith(".yaml") else a for a in arguments])
 
     yield call
-    for lock in [*(folder / "run").glob("*/daemon.h*.lock"), paths.api_lock_path()]:
-        pid = holder(lock)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+    kill_holders([*(folder / "run").glob("*/daemon.h*.lock"), paths.api_lock_path()])
 
 
 def asked(url: str) -> Any:

@@ -57,3 +57,10 @@ def namespace(apiserver: ApiServer) -> str:
     answer = apiserver.create("/api/v1/namespaces", body)
     assert answer.ok, answer.message
     return name
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory for what one test writes."""
+    with region_folder() as made:
+        yield made

@@ -28,7 +28,6 @@ from kube.nodes import until
 from kvpool.region import Geometry, Region
 from kvpool_operator.dra.parameters import API_VERSION
 from kvpool_operator.names import region_uuid
-from strategies import region_folder
 
 Object = dict[str, Any]
 SYSTEM = "dra-system"
@@ -39,12 +38,6 @@ KILLS = 0.05  # of the calls
 @pytest.fixture(scope="module")
 def helm(apiserver: ApiServer) -> Iterator[Helm]:
     with driver_release(apiserver, SYSTEM) as made:
-        yield made
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as made:
         yield made
 
 

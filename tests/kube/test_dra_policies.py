@@ -17,7 +17,6 @@ from kube.kubelets import SLICES, driver_release, of_tier
 from kube.nodes import until
 from kube.operators import release
 from kvpool_operator.dra.parameters import API_VERSION
-from strategies import region_folder
 
 Object = dict[str, Any]
 SYSTEM = "dra-policies"
@@ -26,12 +25,6 @@ SYSTEM = "dra-policies"
 @pytest.fixture(scope="module")
 def helm(apiserver: ApiServer) -> Iterator[Helm]:
     with driver_release(apiserver, SYSTEM) as made:
-        yield made
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as made:
         yield made
 
 

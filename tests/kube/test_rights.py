@@ -6,7 +6,6 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from kube.apiserver import ApiServer, free_ports, missing_programs
 from kube.charts import Helm, Object, running
 from kube.nodes import until
-from strategies import region_folder
 
 pytest.importorskip("kvpool_operator", reason="no operator in this environment")
 
@@ -31,12 +29,6 @@ def cluster(apiserver: ApiServer) -> ApiServer:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}
     assert apiserver.create("/api/v1/nodes", node).ok
     return apiserver
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with region_folder() as made:
-        yield made
 
 
 @pytest.mark.parametrize("mode", ["cluster", "namespaced"])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from children import kill_holders
 from kvpool import paths
 from kvpool.cli import app
 from kvpool.daemon.lock import holder
@@ -60,10 +61,7 @@ def run(folder: Path) -> Iterator[Run]:
         return CliRunner().invoke(app, [a.replace("{}", str(folder / "pool.yaml")) for a in arguments])
 
     yield call
-    for lock in (folder / "run").glob("*/daemon.h*.lock"):
-        pid = holder(lock)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+    kill_holders((folder / "run").glob("*/daemon.h*.lock"))
 
 
 def as_json(result: Result) -> Any:

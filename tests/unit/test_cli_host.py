@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from children import kill_holders
 from kvpool.cli import app
-from kvpool.daemon.lock import holder
 
 pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
 
@@ -37,10 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("KVPOOL_HOST", raising=False)
     (tmp_path / "pool.yaml").write_text(MANIFEST.replace("MEDIA", str(tmp_path)))
     yield tmp_path
-    for lock in tmp_path.glob("*/*/daemon.h*.lock"):
-        pid = holder(lock)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+    kill_holders(tmp_path.glob("*/*/daemon.h*.lock"))
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from children import kill_holders
 from kvpool.cli import app
-from kvpool.daemon.lock import holder
 
 pytest.importorskip("kvpool._native", reason="the compiled part of kvpool is not built")
 
@@ -41,10 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         text = MANIFEST.replace("PATH", str(tmp_path / "region")).replace("NAME", name)
         (tmp_path / f"{name}.yaml").write_text(text.replace("TIER", tier))
     yield tmp_path
-    for lock in tmp_path.glob("*/*/daemon.h*.lock"):
-        pid = holder(lock)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+    kill_holders(tmp_path.glob("*/*/daemon.h*.lock"))
 
 
 @pytest.fixture
