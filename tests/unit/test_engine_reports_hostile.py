@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from children import children
+from children import children, until
 from kvpool import engine_file, engine_sums, engines, paths
 from kvpool.engine_file import FILE_BYTES, HITS, PAGE, SUFFIX, EngineFile
 from kvpool.errors import KvpoolError
@@ -174,16 +174,22 @@ def test_forked_child_ends_while_another_thread_counts(folder: Path) -> None:
 def test_report_that_begins_while_another_thread_forks_is_not_kept_by_the_child(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.ftruncate
+    real, runs = os.ftruncate, folder / "child-runs"
     with children() as start:
 
         def fork_here(fd: int, length: int) -> None:
-            start(time.sleep, 30)
+            start(_say_and_sleep, runs)
             real(fd, length)
 
         monkeypatch.setattr(os, "ftruncate", fork_here)
         opened().close()
+        until(runs.exists)  # before that it may not have let go yet
         assert engines.Folder(NAME, 0).fold() == 1  # though the child lives
+
+
+def _say_and_sleep(runs: Path) -> None:
+    runs.touch()
+    time.sleep(30)
 
 
 @pytest.mark.parametrize("letter", ["a", "\u4e00", "\U0001f600", SURROGATE, '"', "\n"])
